@@ -1,0 +1,1 @@
+"""Reference recipes for data-parallel training with PaddlePaddle's Fleet API."""

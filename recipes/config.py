@@ -1,0 +1,401 @@
+"""The typed schema of ``conf/``, and the checks across its fields.
+
+Everything the code reads from the configuration is declared here; `conf/` gives the values.
+Nothing in this module imports Paddle, so a mistake is reported in well under two seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipes.topology import Topology
+
+TASKS = ("train", "evaluate")
+DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
+
+
+class UserError(Exception):
+    """A mistake the user can mend: shown as one message, without a traceback.
+
+    Args:
+        message: what happened, and where (file, key, node, rank).
+        remedy: what to do about it.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.remedy)
+
+
+class ConfigError(UserError):
+    """A configuration that cannot run."""
+
+
+@dataclass
+class TaskConfig:
+    """What to do with the composed configuration."""
+
+    name: str = MISSING
+
+
+@dataclass
+class ModelConfig:
+    """A PaddleClas backbone and how it meets the images."""
+
+    name: str = MISSING  # a class of paddleclas.ppcls.arch.backbone, such as ResNet50
+    stem: str = "auto"  # auto (by image size), imagenet, cifar (ResNets only)
+    data_format: str = "NCHW"  # NCHW, NHWC: the layout inside the backbone
+    num_classes: int | None = None  # null: as many as the dataset has
+    pretrained: str | None = None  # a local file, a URL, or "paddleclas" for the backbone's own
+    pretrained_sha256: str | None = None  # checked before the weights are read
+    arguments: dict[str, Any] = field(default_factory=dict)  # passed to the backbone's constructor
+
+
+@dataclass
+class DatasetConfig:
+    """Where the images come from and how they are read."""
+
+    name: str = MISSING  # digits, cifar10, imagenet, synthetic
+    path: str | None = None  # folder of the data; null where the dataset needs none or downloads
+    download: bool = True  # cifar10: fetch the archive when it is not at `path`
+    image_size: int = MISSING  # pixels a side that the model sees
+    num_classes: int | None = None  # null: counted from the data
+    augment: bool = True  # the dataset's standard augmentation, in training only
+    shuffle: bool = True  # a new order of the training samples in every epoch
+    workers: int = 0  # loader processes per rank; 0 reads in the rank itself
+    prefetch: int = 2  # batches each loader process prepares ahead
+    on_corrupt: str = "fail"  # fail, skip: what to do about an image that cannot be read
+    max_skipped: int = 100  # with skip: more than this many on one rank end the run
+    train_size: int | None = None  # synthetic: images an epoch
+    eval_size: int | None = None  # synthetic: images an evaluation
+
+
+@dataclass
+class TopologyConfig:
+    """NODESxDEVICES: how many machines, and how many processes (devices) on each."""
+
+    nodes: int = 1
+    devices: int = 1
+
+
+@dataclass
+class AmpConfig:
+    """Automatic mixed precision (GPU only)."""
+
+    level: str = "off"  # off, O1, O2
+    dtype: str = "float16"  # float16 (with a dynamic loss scale), bfloat16 (without)
+    initial_loss_scale: float = 65536.0
+
+
+@dataclass
+class OptimizerConfig:
+    """The update rule; the learning rate is given per 256 images of the global batch."""
+
+    name: str = MISSING  # momentum, adamw
+    base_lr: float = MISSING  # per 256 images if scale_lr, else the learning rate itself
+    scale_lr: bool = True  # linear scaling: lr = base_lr * global_batch_size / 256
+    weight_decay: float = 0.0
+    decay_bn_and_bias: bool = False  # weight decay on batch-norm parameters and biases too
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip_norm: float | None = None  # clip gradients to this global norm; null: off
+
+
+@dataclass
+class ScheduleConfig:
+    """How the learning rate moves over the run. All lengths are in epochs."""
+
+    name: str = MISSING  # cosine, step
+    warmup_epochs: float = 0.0  # linear from nearly 0 to the peak
+    final_lr_factor: float = 0.0  # cosine: the last learning rate, as a share of the peak
+    milestones: list[float] = field(default_factory=list)  # step: epochs after which the rate falls
+    gamma: float = 0.1  # step: factor at each milestone
+
+
+@dataclass
+class LogConfig:
+    """What is printed and recorded while training."""
+
+    every: int = 20  # optimizer steps between two log events
+    images: int = 16  # input samples shown in VisualDL; 0: none
+
+
+@dataclass
+class SaveConfig:
+    """Checkpoints."""
+
+    every_epochs: int = 1
+    keep: int = 3  # newest checkpoints kept; the best one is kept besides
+
+
+@dataclass
+class Config:
+    """One run, whole."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    amp: AmpConfig = field(default_factory=AmpConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    recipe_name: str = "custom"  # the recipe file that set this up, if one did
+    epochs: int = 1
+    max_steps: int | None = None  # stop early after this many optimizer steps
+    batch_size: int | None = None  # images per device and step
+    global_batch_size: int | None = None  # images per optimizer step over all devices
+    accumulate: int = 1  # micro-batches per optimizer step on each device
+    eval_batch_size: int | None = None  # images per device in evaluation; null: like batch_size
+    sync_bn: bool = False  # batch-norm statistics over all ranks
+    label_smoothing: float = 0.0
+    seed: int = 0
+    device: str = "auto"  # auto, cpu, gpu
+    dtype: str = "float32"  # float32, float64 (CPU only, for proofs)
+    threads: int | None = None  # CPU threads per rank; null: the machine's cores shared out
+    resume: str | None = None  # auto, or the path of a checkpoint or run folder
+    checkpoint: str | None = None  # task=evaluate: what to evaluate
+
+    @property
+    def shape(self) -> Topology:
+        """The topology as a value that knows its world size."""
+        return Topology(self.topology.nodes, self.topology.devices)
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra as ``config_schema``, the base of ``conf/config.yaml``."""
+    ConfigStore.instance().store(name="config_schema", node=Config)
+
+
+def from_hydra(composed: DictConfig) -> Config:
+    """Turn a composed configuration into a checked `Config` with its batch sizes filled in.
+
+    Raises:
+        ConfigError: naming every mistake found, one a line.
+    """
+    unknown = list(_unknown_keys(composed, OmegaConf.structured(Config)))
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from None
+    assert isinstance(config, Config)
+    problems = list(_choices(config)) + list(_ranges(config))
+    if not problems:
+        config = with_batch_sizes(config)
+        problems = list(_combinations(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def load(path: Path) -> Config:
+    """Read a run folder's ``config.yaml`` back.
+
+    Raises:
+        ConfigError: the file is missing, or does not fit the schema.
+    """
+    try:
+        return from_hydra(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))  # type: ignore[arg-type]
+    except (OSError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: not a configuration of this version: {error}") from None
+
+
+def dump(config: Config) -> str:
+    """The whole configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def with_batch_sizes(config: Config) -> Config:
+    """Derive `batch_size` from `global_batch_size`, or the other way round.
+
+    Where the global batch does not divide by the number of shares, `batch_size` is the largest
+    share: the sampler gives each device that many images or one fewer.
+
+    Raises:
+        ConfigError: neither is set, both are and disagree, or a device would get under 2 images.
+    """
+    shares = config.shape.world_size * config.accumulate
+    factors = f"{config.shape} x accumulate={config.accumulate}"
+    per_device, whole = config.batch_size, config.global_batch_size
+    if per_device is None and whole is None:
+        raise ConfigError("batch_size and global_batch_size are both null", "set one of them")
+    if per_device is None:
+        assert whole is not None
+        per_device = math.ceil(whole / shares)
+    elif whole is None:
+        whole = per_device * shares
+    elif math.ceil(whole / shares) != per_device:
+        raise ConfigError(
+            f"batch_size={per_device} on {factors} makes {per_device * shares} images a step, "
+            f"but global_batch_size={whole}",
+            f"give one and set the other to null: global_batch_size=null, or batch_size=null "
+            f"(which makes it {math.ceil(whole / shares)})",
+        )
+    if whole < 2 * shares:
+        raise ConfigError(
+            f"global_batch_size={whole} leaves {whole / shares:.2g} images for each of {factors}",
+            f"use at least 2 images a device: global_batch_size={2 * shares} or more",
+        )
+    config.batch_size, config.global_batch_size = per_device, whole
+    config.eval_batch_size = config.eval_batch_size or per_device
+    return config
+
+
+def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Keys that `+key=value` appended past the schema; Hydra itself lets them through."""
+    for key in composed:
+        if key not in schema:
+            near = difflib.get_close_matches(str(key), [str(k) for k in schema], n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else "`--help` lists the keys"
+            yield f"unknown key {prefix}{key}: {hint}"
+        elif prefix + str(key) != "model.arguments" and OmegaConf.is_dict(schema._get_node(key)):
+            yield from _unknown_keys(composed[key], schema[key], f"{prefix}{key}.")
+
+
+def _choices(config: Config) -> Iterator[str]:
+    allowed = {
+        "task.name": (config.task.name, TASKS),
+        "dataset.name": (config.dataset.name, DATASETS),
+        "dataset.on_corrupt": (config.dataset.on_corrupt, ("fail", "skip")),
+        "model.stem": (config.model.stem, ("auto", "imagenet", "cifar")),
+        "model.data_format": (config.model.data_format, ("NCHW", "NHWC")),
+        "amp.level": (config.amp.level, ("off", "O1", "O2")),
+        "amp.dtype": (config.amp.dtype, ("float16", "bfloat16")),
+        "optimizer.name": (config.optimizer.name, ("momentum", "adamw")),
+        "schedule.name": (config.schedule.name, ("cosine", "step")),
+        "device": (config.device, ("auto", "cpu", "gpu")),
+        "dtype": (config.dtype, ("float32", "float64")),
+    }
+    for key, (value, choices) in allowed.items():
+        if value not in choices:
+            yield f"{key}={value} is not one of {', '.join(choices)}"
+
+
+def _ranges(config: Config) -> Iterator[str]:
+    positive = {
+        "topology.nodes": config.topology.nodes,
+        "topology.devices": config.topology.devices,
+        "epochs": config.epochs,
+        "max_steps": config.max_steps,
+        "batch_size": config.batch_size,
+        "global_batch_size": config.global_batch_size,
+        "accumulate": config.accumulate,
+        "eval_batch_size": config.eval_batch_size,
+        "log.every": config.log.every,
+        "save.every_epochs": config.save.every_epochs,
+        "save.keep": config.save.keep,
+        "threads": config.threads,
+        "dataset.image_size": config.dataset.image_size,
+        "dataset.num_classes": config.dataset.num_classes,
+        "dataset.prefetch": config.dataset.prefetch,
+        "dataset.train_size": config.dataset.train_size,
+        "dataset.eval_size": config.dataset.eval_size,
+        "model.num_classes": config.model.num_classes,
+        "optimizer.clip_norm": config.optimizer.clip_norm,
+        "amp.initial_loss_scale": config.amp.initial_loss_scale,
+    }
+    for key, number in positive.items():
+        if number is not None and not (number > 0 and math.isfinite(number)):
+            yield f"{key}={number} must be greater than 0"
+    not_negative = {
+        "seed": config.seed,
+        "dataset.workers": config.dataset.workers,
+        "dataset.max_skipped": config.dataset.max_skipped,
+        "log.images": config.log.images,
+        "optimizer.base_lr": config.optimizer.base_lr,
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "schedule.warmup_epochs": config.schedule.warmup_epochs,
+    }
+    for key, number in not_negative.items():
+        if not (number >= 0 and math.isfinite(number)):
+            yield f"{key}={number} must not be negative"
+    below_one = {
+        "label_smoothing": config.label_smoothing,
+        "optimizer.momentum": config.optimizer.momentum,
+        "optimizer.beta1": config.optimizer.beta1,
+        "optimizer.beta2": config.optimizer.beta2,
+    }
+    for key, number in below_one.items():
+        if not 0 <= number < 1:
+            yield f"{key}={number} must be in [0, 1)"
+
+
+def _combinations(config: Config) -> Iterator[str]:
+    gpu = uses_gpu(config)
+    if config.amp.level != "off" and not gpu:
+        yield (
+            f"amp.level={config.amp.level} has no effect on CPU: Paddle computes in float32 there "
+            "and would report a mixed-precision run that was none\n  remedy: amp=off, or a GPU"
+        )
+    if config.dtype == "float64" and (gpu or config.amp.level != "off"):
+        yield "dtype=float64 is for proofs on CPU\n  remedy: device=cpu amp=off, or dtype=float32"
+    if config.task.name == "evaluate" and not config.checkpoint:
+        yield (
+            "task=evaluate needs a checkpoint\n"
+            "  remedy: checkpoint=outputs/<run>/checkpoints/best"
+        )
+    if config.task.name != "evaluate" and config.checkpoint:
+        yield (
+            f"checkpoint={config.checkpoint} is read by task=evaluate only\n"
+            "  remedy: resume=PATH continues a training, model.pretrained=PATH starts from weights"
+        )
+    if config.schedule.name == "step" and not config.schedule.milestones:
+        yield "schedule=step needs schedule.milestones, such as [30,60,80]"
+    if config.schedule.milestones != sorted(config.schedule.milestones):
+        yield f"schedule.milestones={config.schedule.milestones} must ascend"
+    if config.dataset.name == "imagenet" and not config.dataset.path:
+        yield (
+            "dataset=imagenet needs dataset.path: a folder with train/ and val/ class folders, "
+            "or with train_list.txt and val_list.txt"
+        )
+    if config.dataset.name == "synthetic" and not (
+        config.dataset.train_size and config.dataset.eval_size and config.dataset.num_classes
+    ):
+        yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
+    visible = visible_devices()
+    if gpu and visible is not None and config.topology.devices > len(visible):
+        yield (
+            f"topology {config.shape} needs {config.topology.devices} devices on each node, but "
+            f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows {len(visible)}\n"
+            f"  remedy: topology.devices={len(visible)}, or make more devices visible"
+        )
+
+
+def visible_devices() -> list[str] | None:
+    """The devices CUDA_VISIBLE_DEVICES names; None where it is not set (all of them)."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None or value == "all":
+        return None
+    return [name.strip() for name in value.split(",") if name.strip() and name.strip() != "-1"]
+
+
+def gpu_present() -> bool:
+    """Whether this node has a visible NVIDIA GPU, without importing Paddle or CUDA."""
+    return visible_devices() != [] and os.path.exists("/dev/nvidiactl")
+
+
+def uses_gpu(config: Config) -> bool:
+    """Whether the run is meant for a GPU: as configured, else where this node has one."""
+    return config.device == "gpu" or (config.device == "auto" and gpu_present())

@@ -265,9 +265,10 @@ def with_batch_sizes(config: Config) -> Config:
 
 def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") -> Iterator[str]:
     """Keys that `+key=value` appended past the schema; Hydra itself lets them through."""
+    known = [str(key) for key in schema]  # `in` would not find keys without a default
     for key in composed:
-        if key not in schema:
-            near = difflib.get_close_matches(str(key), [str(k) for k in schema], n=1)
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else "`--help` lists the keys"
             yield f"unknown key {prefix}{key}: {hint}"
         elif prefix + str(key) != "model.arguments" and OmegaConf.is_dict(schema._get_node(key)):

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import difflib
 import math
+import importlib.metadata
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from recipes.topology import Topology
 
@@ -46,6 +51,10 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A configuration that cannot run."""
+
+
+# What a mistake in the configuration can be raised as.
+MISTAKES = (UserError, HydraException, OmegaConfBaseException)
 
 
 @dataclass
@@ -187,8 +196,12 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="config_schema", node=Config)
 
 
-def from_hydra(composed: DictConfig) -> Config:
+def from_hydra(composed: DictConfig, machine: Machine | None = None) -> Config:
     """Turn a composed configuration into a checked `Config` with its batch sizes filled in.
+
+    Args:
+        composed: what Hydra made of ``conf/`` and the overrides.
+        machine: what the run has to fit; None: this one.
 
     Raises:
         ConfigError: naming every mistake found, one a line.
@@ -199,15 +212,70 @@ def from_hydra(composed: DictConfig) -> Config:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from None
+        raise ConfigError(explain(error)) from None
     assert isinstance(config, Config)
     problems = list(_choices(config)) + list(_ranges(config))
     if not problems:
         config = with_batch_sizes(config)
-        problems = list(_combinations(config))
+        problems = list(_combinations(config, machine or Machine.this()))
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def compose(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
+    """Compose without `hydra.main`, for a rank: nothing is made on disk.
+
+    Returns:
+        The checked configuration and the run folder it names.
+    """
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        composed = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+    folder = Path(composed.hydra.run.dir)
+    with open_dict(composed):
+        del composed["hydra"]
+    return from_hydra(composed), folder
+
+
+def explain(mistake: Exception) -> str:
+    """What a user should read about a mistake that Hydra, OmegaConf or this package found."""
+    if isinstance(mistake, UserError):
+        return str(mistake)
+    if isinstance(mistake, MissingConfigException):
+        return _explain_missing_choice(mistake)
+    cause = mistake.__cause__ if isinstance(mistake.__cause__, OmegaConfBaseException) else mistake
+    key = getattr(cause, "full_key", None)
+    reason = str(cause).splitlines()[0]
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
+        return _explain_unknown_key(key)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} is not set\n  remedy: {key}=…"
+    return f"{key}: {reason}" if key and key not in reason else reason
+
+
+def _explain_unknown_key(key: str) -> str:
+    known = [name for name, _ in _leaves(OmegaConf.structured(Config))]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`--help` lists the keys"
+    return f"unknown key {key}: {hint}"
+
+
+def _explain_missing_choice(mistake: MissingConfigException) -> str:
+    group, _, choice = str(mistake.missing_cfg_file).rpartition("/")
+    options = list(mistake.options or [])
+    text = f"{group}={choice} is not one of {', '.join(options)}" if options else str(mistake)
+    if group == "topology" and re.fullmatch(r"\d+x\d+", choice):
+        nodes, devices = choice.split("x")
+        text += f"\n  remedy: topology.nodes={nodes} topology.devices={devices}"
+    return text
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key in node:
+        value = node._get_node(key)
+        if isinstance(value, DictConfig):
+            yield from _leaves(value, f"{prefix}{key}.")
+        yield f"{prefix}{key}", value
 
 
 def load(path: Path) -> Config:
@@ -343,12 +411,16 @@ def _ranges(config: Config) -> Iterator[str]:
             yield f"{key}={number} must be in [0, 1)"
 
 
-def _combinations(config: Config) -> Iterator[str]:
-    gpu = uses_gpu(config)
+def _combinations(config: Config, machine: Machine) -> Iterator[str]:
+    gpu = uses_gpu(config, machine)
+    if config.device == "gpu" and not machine.has_gpu:
+        lacking = "the NVIDIA driver" if not machine.nvidia_driver else "a GPU build of Paddle"
+        lacking = "a visible device (CUDA_VISIBLE_DEVICES)" if machine.visible == () else lacking
+        yield f"device=gpu: this node lacks {lacking}\n  remedy: device=cpu, or install it"
     if config.amp.level != "off" and not gpu:
         yield (
             f"amp.level={config.amp.level} has no effect on CPU: Paddle computes in float32 there "
-            "and would report a mixed-precision run that was none\n  remedy: amp=off, or a GPU"
+            "and would report a mixed-precision run that was none\n  remedy: amp=off, or a GPU with a GPU build of Paddle"
         )
     if config.dtype == "float64" and (gpu or config.amp.level != "off"):
         yield "dtype=float64 is for proofs on CPU\n  remedy: device=cpu amp=off, or dtype=float32"
@@ -375,7 +447,7 @@ def _combinations(config: Config) -> Iterator[str]:
         config.dataset.train_size and config.dataset.eval_size and config.dataset.num_classes
     ):
         yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
-    visible = visible_devices()
+    visible = machine.visible
     if gpu and visible is not None and config.topology.devices > len(visible):
         yield (
             f"topology {config.shape} needs {config.topology.devices} devices on each node, but "
@@ -384,19 +456,44 @@ def _combinations(config: Config) -> Iterator[str]:
         )
 
 
-def visible_devices() -> list[str] | None:
-    """The devices CUDA_VISIBLE_DEVICES names; None where it is not set (all of them)."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None or value == "all":
-        return None
-    return [name.strip() for name in value.split(",") if name.strip() and name.strip() != "-1"]
+@dataclass(frozen=True)
+class Machine:
+    """What this node has, as far as it can be told without importing Paddle or CUDA.
+
+    Attributes:
+        visible: the devices CUDA_VISIBLE_DEVICES names; None where it is not set (all of them).
+        nvidia_driver: whether the driver's device files are there.
+        paddle_for_gpu: whether the installed Paddle is a GPU build.
+    """
+
+    visible: tuple[str, ...] | None
+    nvidia_driver: bool
+    paddle_for_gpu: bool
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether Paddle can compute on a GPU here."""
+        return self.nvidia_driver and self.paddle_for_gpu and self.visible != ()
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The machine this process runs on."""
+        value = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        names = tuple(n.strip() for n in value.split(",") if n.strip() not in ("", "-1"))
+        try:
+            importlib.metadata.version("paddlepaddle-gpu")
+            paddle_for_gpu = True
+        except importlib.metadata.PackageNotFoundError:
+            paddle_for_gpu = False
+        return cls(
+            visible=None if value == "all" else names,
+            nvidia_driver=Path("/dev/nvidiactl").exists(),
+            paddle_for_gpu=paddle_for_gpu,
+        )
 
 
-def gpu_present() -> bool:
-    """Whether this node has a visible NVIDIA GPU, without importing Paddle or CUDA."""
-    return visible_devices() != [] and os.path.exists("/dev/nvidiactl")
-
-
-def uses_gpu(config: Config) -> bool:
+def uses_gpu(config: Config, machine: Machine | None = None) -> bool:
     """Whether the run is meant for a GPU: as configured, else where this node has one."""
-    return config.device == "gpu" or (config.device == "auto" and gpu_present())
+    return config.device == "gpu" or (
+        config.device == "auto" and (machine or Machine.this()).has_gpu
+    )

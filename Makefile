@@ -1,0 +1,57 @@
+# Everything a user or a developer runs. `make` alone lists it.
+#
+#   RUNTIME=local|docker|auto   where `make train` runs: .venv, the image, or the image where a
+#                               Docker engine answers (default: local)
+#   VARIANT=cpu|cu126|cu129     which image `make image` builds (default: by what this machine has)
+#   PYTHON=/path/to/python3.11  which Python makes .venv (default: the first 3.11 found)
+#   ARGS="epochs=1 …"           more overrides for `make train`
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+RUNTIME ?= local
+ARGS ?=
+export VARIANT PYTHON
+
+TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
+BIN := .venv/bin
+
+.PHONY: help setup train test lint format lock base image clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## make .venv from the hash-locked requirements (nothing to do if it is up to date)
+	@docker/venv.sh
+
+train:  ## train ResNet-18 on the embedded digits with two processes: the quick start
+	@docker/train.sh --runtime $(RUNTIME) $(TRAIN)
+
+test: setup lint  ## run the linters, the type checker and all tests
+	@echo "test: running the tests"
+	@$(BIN)/python -m pytest
+
+lint: setup  ## check style, format and types
+	@echo "lint: ruff and mypy"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: setup  ## rewrite the sources in the house format
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+lock:  ## resolve docker/*.in into docker/*.lock (UPGRADE=1: take the newest versions)
+	@docker/lock.sh $(if $(UPGRADE),--upgrade)
+
+base:  ## build the base image from the Debian mirror, where no registry can be reached
+	@docker/base.sh
+
+image:  ## build the image fleet-recipes:VARIANT
+	@docker/build.sh
+
+clean:  ## remove .venv and all caches; outputs/, data/ and images stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

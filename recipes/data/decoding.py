@@ -1,0 +1,61 @@
+"""Image files to uint8 RGB, whatever their mode."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+
+from recipes.data.augmentation import Image
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
+
+
+class UnreadableImage(Exception):
+    """A file that is missing, empty, cut short, or not an image. The message names the path."""
+
+
+def read_image(path: str) -> Image:
+    """Decode an image file.
+
+    Grey, palette, CMYK and 16-bit images become RGB; an alpha channel is dropped, not blended (as
+    OpenCV and PaddleClas do); the EXIF orientation is applied (as they do, too). Pillow decodes,
+    since it refuses a file that is cut short, where OpenCV fills the rest with grey and goes on.
+
+    Returns:
+        uint8[H, W, 3], RGB, contiguous.
+
+    Raises:
+        UnreadableImage: naming the path and the reason.
+    """
+    try:
+        content = Path(path).read_bytes()
+        if not content:
+            raise UnreadableImage(f"{path}: the file is empty")
+        with warnings.catch_warnings():
+            # Pillow warns of odd EXIF data and large images; what it can decode is good enough.
+            warnings.simplefilter("ignore")
+            with PIL.Image.open(io.BytesIO(content)) as image:
+                return _to_rgb(PIL.ImageOps.exif_transpose(image))
+    except UnreadableImage:
+        raise
+    except PIL.UnidentifiedImageError:
+        raise UnreadableImage(f"{path}: not an image that can be read") from None
+    except Exception as error:  # Pillow's decoders raise many types on broken input
+        raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _to_rgb(image: PIL.Image.Image) -> Image:
+    if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip at 255
+        deep = np.asarray(image).astype(np.int64)
+        grey = np.clip(deep >> 8, 0, 255).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no defined range")
+    if image.mode in ("P", "PA") and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"), dtype=np.uint8)

@@ -1,0 +1,112 @@
+"""Training sums that stay on the device until a logging step reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+
+from recipes import distributed
+from recipes.config import UserError
+from recipes.topology import Place
+
+
+class NonFiniteLoss(UserError):
+    """The loss became NaN or infinite; going on would only spread it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the meter saw, over all ranks.
+
+    Attributes:
+        loss: the mean over the last step's global batch.
+        top1: the share of right answers since the reading before, a fraction.
+        skipped_steps: optimizer steps that AMP's scaler has skipped so far.
+    """
+
+    loss: float
+    top1: float
+    skipped_steps: int
+
+
+class Meter:
+    """Adds up loss and hits without waiting for the device.
+
+    The step at which a rank's loss was not finite first is kept on the device as well, so a run
+    stops at the next reading with the right step's number.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._partial = self._loss = self._zero()
+        self._hits = self._zero()
+        self._count = 0
+        self._skipped = self._zero()
+        self._first_bad = self._zero()  # the step's number; 0: none yet
+
+    def add(self, share: paddle.Tensor, logits: paddle.Tensor, labels: paddle.Tensor) -> None:
+        """Count one micro-batch.
+
+        Args:
+            share: 0-d, this micro-batch's part of the mean loss over the global batch.
+            logits: [b, classes].
+            labels: int64[b].
+        """
+        self._partial = self._partial + share.detach().astype("float64")
+        hits = logits.detach().argmax(axis=-1) == labels
+        self._hits = self._hits + hits.astype("float64").sum()
+        self._count += len(labels)
+
+    def finish_step(self, step: int, skipped: paddle.Tensor | None) -> None:
+        """Close an optimizer step.
+
+        Args:
+            step: its number, from 1.
+            skipped: whether AMP's scaler skipped it, on the device; None without a scaler.
+        """
+        self._loss, self._partial = self._partial, self._zero()
+        newly_bad = paddle.logical_and(~paddle.isfinite(self._loss), self._first_bad == 0)
+        self._first_bad = self._first_bad + newly_bad.astype("float64") * step
+        if skipped is not None:
+            self._skipped = self._skipped + skipped.astype("float64").sum()
+
+    def read(self) -> Reading:
+        """Reduce over the ranks, wait for the device, and start a new interval.
+
+        Every rank has to call this at the same step.
+
+        Raises:
+            NonFiniteLoss: naming the first step and the ranks at which the loss was not finite.
+        """
+        local = paddle.stack([self._loss, self._hits, paddle.full([], self._count, "float64")])
+        ranks = paddle.zeros([self._place.world_size], dtype="float64")
+        ranks[self._place.rank] = self._first_bad
+        sums = distributed.sum_over_ranks(paddle.concat([local, ranks])).tolist()
+        loss, hits, count, *first_bad = sums
+        _refuse_non_finite(first_bad)
+        self._hits, self._count = self._zero(), 0
+        return Reading(loss, hits / count if count else 0.0, int(self._skipped.item()))
+
+    def check_finite(self) -> None:
+        """Raise as `read` does, and leave the interval as it is."""
+        ranks = paddle.zeros([self._place.world_size], dtype="float64")
+        ranks[self._place.rank] = self._first_bad
+        _refuse_non_finite(distributed.sum_over_ranks(ranks).tolist())
+
+    @staticmethod
+    def _zero() -> paddle.Tensor:
+        return paddle.zeros([], dtype="float64")
+
+
+def _refuse_non_finite(first_bad: list[float]) -> None:
+    bad = {rank: int(step) for rank, step in enumerate(first_bad) if step}
+    if bad:
+        step = min(bad.values())
+        ranks = [str(rank) for rank, at in bad.items() if at == step]
+        raise NonFiniteLoss(
+            f"the loss is not finite at step {step} on rank {', '.join(ranks)}; "
+            "nothing was saved after it",
+            "lower optimizer.base_lr, lengthen schedule.warmup_epochs, set optimizer.clip_norm, "
+            "or look for broken samples; resume=auto continues from the last good checkpoint",
+        )

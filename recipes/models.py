@@ -1,0 +1,613 @@
+"""PaddleClas backbones by name: constructor arguments, stem, data layout, pretrained weights.
+
+`backbone_names` and `fetch_pretrained` need neither Paddle nor PaddleClas, so the launching process
+can check a name and download weights in well under a second. `build` imports both.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import inspect
+import io
+import logging
+import os
+import pickle
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from recipes.config import Config, ConfigError, ModelConfig, UserError
+
+if TYPE_CHECKING:
+    from paddle.nn import Layer
+
+    from recipes.data.base import ImageDataset
+
+CIFAR_MAX_SIZE = 64  # pixels a side up to which `stem: auto` takes the CIFAR form
+RESNET_MODULE = "legendary_models.resnet"  # the backbones that have a CIFAR form
+DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
+LOCK_TIMEOUT = 3600.0  # seconds to wait for another process's download
+SUFFIXES = (".pdparams", ".safetensors")
+LIST_COMMAND = (
+    "python -c \"from recipes.models import backbone_names; print(*backbone_names(), sep='\\n')\""
+)
+# Constructor arguments that have a key of their own in the configuration.
+RESERVED = {
+    "class_num": "model.num_classes",
+    "num_classes": "model.num_classes",
+    "data_format": "model.data_format",
+    "pretrained": "model.pretrained",
+    "use_ssld": "model.pretrained (with the URL of those weights)",
+}
+
+
+def backbone_names() -> list[str]:
+    """The public backbones of the installed PaddleClas, without importing it."""
+    return sorted(_backbone_modules())
+
+
+def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
+    """Build a PaddleClas backbone, in float32, with its pretrained weights if configured.
+
+    Initial weights come from Paddle's generator alone: call `paddle.seed(seed)` with one seed on
+    every rank right before, and all ranks hold the same model. Parameter names do not depend on
+    what else the process has built. For float64, call `model.to(dtype="float64")` on the result.
+
+    Args:
+        config: the `model` group.
+        num_classes: outputs of the classifier.
+        image_size: pixels a side of the images, which `stem: auto` decides by.
+
+    Returns:
+        A layer from images [N, 3, H, W] (for NHWC too: it transposes inside) to logits
+        [N, num_classes].
+
+    Raises:
+        ConfigError: an unknown backbone or argument, a stem or layout it does not have.
+        UserError: pretrained weights that cannot be read or do not fit.
+    """
+    _check_name(config.name)
+    _check_arguments(config)
+    stem = _stem(config, image_size)
+    weights = fetch_pretrained(config)
+    model = _construct(config, num_classes, stem)
+    if stem == "cifar":
+        _use_cifar_stem(model, config)
+    if weights is not None:
+        _load(model, weights, num_classes, stem)
+    return model
+
+
+def num_classes(config: Config, dataset: ImageDataset) -> int:
+    """The classifier's outputs: as configured, else as many as the dataset has classes.
+
+    Raises:
+        ConfigError: fewer are configured than the dataset has.
+    """
+    configured = config.model.num_classes
+    if configured is not None and configured < dataset.num_classes:
+        raise ConfigError(
+            f"model.num_classes={configured}, but {dataset.name} has {dataset.num_classes} classes",
+            "model.num_classes=null takes the dataset's",
+        )
+    return configured or dataset.num_classes
+
+
+def prepare(config: Config, dataset: ImageDataset) -> Layer:
+    """`build` for a run: the dataset's classes, the configured dtype, and sync-BN if asked for."""
+    from recipes.batch_norm import convert_sync_batch_norm
+
+    model = build(config.model, num_classes(config, dataset), dataset.image_size)
+    if config.sync_bn:
+        model = convert_sync_batch_norm(model)
+    if config.dtype != "float32":
+        model.to(dtype=config.dtype)
+    return model
+
+
+def describe(model: Layer) -> dict[str, Any]:
+    """What a run records of its model: class, parameter counts, dtype, batch-norm layers.
+
+    `parameters` counts what a checkpoint holds, with running statistics; `trainable` what an
+    optimizer updates.
+    """
+    parameters = model.parameters()
+    norms = [type(layer).__name__ for layer in model.sublayers()]
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(int(parameter.size) for parameter in parameters),
+        "trainable": sum(int(each.size) for each in parameters if not each.stop_gradient),
+        "dtype": str(parameters[0].dtype).removeprefix("paddle."),
+        "batch_norms": {
+            name: norms.count(name) for name in sorted(set(norms)) if "BatchNorm" in name
+        },
+    }
+
+
+# --- the backbone -------------------------------------------------------------------------------
+
+
+def _backbone_folder() -> Path:
+    spec = importlib.util.find_spec("paddleclas")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("PaddleClas is not installed", "make setup")
+    return Path(spec.submodule_search_locations[0]) / "ppcls" / "arch" / "backbone"
+
+
+@functools.cache
+def _backbone_modules() -> dict[str, str]:
+    """The names that PaddleClas's backbone package imports for its users, with their module."""
+    tree = ast.parse((_backbone_folder() / "__init__.py").read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+        for alias in node.names
+    }
+
+
+def _check_name(name: str) -> None:
+    names = backbone_names()
+    if name in names:
+        return
+    lower = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=3)
+    hint = f"did you mean {', '.join(lower[each] for each in near)}? " if near else ""
+    raise ConfigError(
+        f"model.name={name} is not one of PaddleClas's {len(names)} backbones",
+        f"{hint}list them with: {LIST_COMMAND}",
+    )
+
+
+def _check_arguments(config: ModelConfig) -> None:
+    for name in config.arguments:
+        if name in RESERVED:
+            raise ConfigError(
+                f"model.arguments.{name} has a key of its own", f"set {RESERVED[name]} instead"
+            )
+
+
+def _stem(config: ModelConfig, image_size: int) -> str:
+    has_cifar = _backbone_modules()[config.name] == RESNET_MODULE
+    if config.stem == "cifar" and not has_cifar:
+        able = [name for name, module in _backbone_modules().items() if module == RESNET_MODULE]
+        raise ConfigError(
+            f"model.stem=cifar: {config.name} has no CIFAR form",
+            f"model.stem=imagenet, or one of {', '.join(able)}",
+        )
+    if config.stem == "auto":
+        return "cifar" if has_cifar and image_size <= CIFAR_MAX_SIZE else "imagenet"
+    return config.stem
+
+
+def _construct(config: ModelConfig, num_classes: int, stem: str) -> Layer:
+    import paddle
+
+    factory = getattr(_import_backbones(), config.name)
+    arguments = {**_cifar_arguments(stem), **config.arguments}
+    if config.data_format != "NCHW":
+        arguments["data_format"] = config.data_format
+    named = inspect.signature(factory).parameters
+    classes = "num_classes" if "num_classes" in named else "class_num"
+    arguments[classes] = num_classes
+    if "pretrained" in named:
+        arguments["pretrained"] = False  # a few backbones download by default
+    try:
+        # Some backbones name their parameters themselves, so that a second one in the same process
+        # would clash; the guard also makes the names the same in every process.
+        with paddle.utils.unique_name.guard():
+            model = factory(**arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise _construction_error(config, arguments, error) from error
+    # Constructors with **kwargs swallow what they do not know, without a word.
+    for name in sorted(set(arguments) - _accepted(factory, model)):
+        raise _unknown_argument(config, name)
+    return model
+
+
+def _import_backbones() -> Any:
+    """PaddleClas's backbone package, with its chatter silenced and its warnings kept."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # tells which of its builds it loads
+    from paddleclas.ppcls.arch import backbone
+
+    # One of its imports configures the root logger; that is the application's to do.
+    root.handlers[:], root.level = handlers, level
+    logger = logging.getLogger("ppcls")
+    logger.handlers.clear()  # it writes to stdout, among the run's own lines
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
+    if not any(isinstance(each, _NotAboutInitRes) for each in logger.filters):
+        logger.addFilter(_NotAboutInitRes())
+    return backbone
+
+
+class _NotAboutInitRes(logging.Filter):
+    """Drops the notice that every ResNet's constructor gives of its own code."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return '"init_res" will be deprecated' not in record.getMessage()
+
+
+def _accepted(factory: Callable[..., Any], model: Layer) -> set[str]:
+    """The argument names of a backbone's function and of its class with all base classes."""
+    import paddle
+
+    signatures = [inspect.signature(factory)]
+    for base in type(model).__mro__:
+        if base is paddle.nn.Layer:
+            break
+        if "__init__" in vars(base):
+            signatures.append(inspect.signature(vars(base)["__init__"]))
+    return {
+        parameter.name
+        for signature in signatures
+        for parameter in signature.parameters.values()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+
+
+def _construction_error(
+    config: ModelConfig, arguments: dict[str, Any], error: Exception
+) -> Exception:
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if unknown and unknown[1] in arguments:
+        return _unknown_argument(config, unknown[1])
+    fixed = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
+    if fixed and fixed[1] in arguments:
+        return ConfigError(f"{config.name} sets {fixed[1]} itself; model.arguments cannot")
+    missing = re.search(r"missing \d+ required positional arguments?: (.*)", str(error))
+    if missing:
+        return ConfigError(
+            f"{config.name} needs {missing[1]}", "give them with model.arguments.<name>=<value>"
+        )
+    if config.arguments:
+        return ConfigError(
+            f"{config.name} refuses model.arguments={config.arguments}: {error}",
+            "correct or leave out these arguments",
+        )
+    return error
+
+
+def _unknown_argument(config: ModelConfig, name: str) -> ConfigError:
+    if name == "data_format":
+        return ConfigError(
+            f"model.data_format={config.data_format}: {config.name} has only NCHW",
+            "model.data_format=NCHW",
+        )
+    if name in ("class_num", "num_classes"):
+        return ConfigError(
+            f"model.name={config.name} has no classifier whose classes can be set",
+            f"choose another backbone; list them with: {LIST_COMMAND}",
+        )
+    return ConfigError(
+        f"model.arguments.{name}: {config.name} has no such constructor argument",
+        "correct the name or leave it out",
+    )
+
+
+def _cifar_arguments(stem: str) -> dict[str, Any]:
+    """ResNets for small images: no stride and no pooling at first (He et al., 2015, 4.2)."""
+    if stem != "cifar":
+        return {}
+    return {"stride_list": [1, 1, 2, 2, 2], "max_pool": False}
+
+
+def _use_cifar_stem(model: Layer, config: ModelConfig) -> None:
+    """Give a ResNet a 3x3 first convolution. The vd variants have three of them already."""
+    import paddle
+    from paddleclas.ppcls.arch.backbone.legendary_models.resnet import ConvBNLayer
+
+    if len(model.stem) > 1:
+        return
+    with paddle.utils.unique_name.guard("cifar_stem_"):  # apart from the names inside the model
+        model.stem[0] = ConvBNLayer(
+            num_channels=model.stem[0].conv.weight.shape[1],
+            num_filters=64,
+            filter_size=3,
+            stride=model.stride_list[0],
+            act=model.stem[0].act,
+            lr_mult=model.lr_mult_list[0],
+            data_format=config.data_format,
+        )
+
+
+# --- pretrained weights: finding -----------------------------------------------------------------
+
+
+def fetch_pretrained(config: ModelConfig) -> Path | None:
+    """The file of the configured pretrained weights, downloaded into the cache if need be.
+
+    Call it once before the ranks start. Called by several processes of a node at once it
+    downloads once: the others wait. The cache is `$FLEET_RECIPES_CACHE`, else
+    `~/.cache/fleet-recipes`; a download gets its name there only when it is complete.
+
+    Returns:
+        A .pdparams or .safetensors file; None where `model.pretrained` is null.
+
+    Raises:
+        ConfigError: no such backbone, file or URL.
+        UserError: the download fails or is cut short, or the checksum differs.
+    """
+    if config.pretrained is None:
+        return None
+    if config.pretrained == "paddleclas":
+        path = _download(_paddleclas_url(config.name), config.pretrained_sha256)
+    elif config.pretrained.startswith(("http://", "https://")):
+        path = _download(config.pretrained, config.pretrained_sha256)
+    else:
+        path = _local(config.pretrained)
+    if config.pretrained_sha256 and _sha256(path) != config.pretrained_sha256.lower():
+        raise UserError(
+            f"{path}: its sha256 is {_sha256(path)}, "
+            f"but model.pretrained_sha256={config.pretrained_sha256}",
+            "delete the file if it is a spoiled download, or correct model.pretrained_sha256",
+        )
+    return path
+
+
+def _local(pretrained: str) -> Path:
+    path = Path(pretrained).expanduser()
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(
+            f"model.pretrained={pretrained}: no file {path}",
+            'give a file, a folder with model.safetensors, a URL, or "paddleclas"',
+        )
+    _check_suffix(pretrained, path.name)
+    return path
+
+
+def _check_suffix(pretrained: str, name: str) -> None:
+    if not name.endswith(SUFFIXES):
+        raise ConfigError(
+            f"model.pretrained={pretrained}: {name} is not a file of {' or '.join(SUFFIXES)}",
+            "convert the weights to safetensors",
+        )
+
+
+def _paddleclas_url(name: str) -> str:
+    """A backbone's URL in the MODEL_URLS table of its module, read without importing it."""
+    _check_name(name)
+    path = _backbone_folder() / (_backbone_modules()[name].replace(".", "/") + ".py")
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "MODEL_URLS" for target in node.targets
+        ):
+            url = ast.literal_eval(node.value).get(name)
+            if url:
+                return str(url)
+    raise ConfigError(
+        f"model.pretrained=paddleclas: PaddleClas publishes no weights of {name}",
+        "model.pretrained=null, or a file or URL",
+    )
+
+
+def _download(url: str, sha256: str | None) -> Path:
+    cache = os.environ.get("FLEET_RECIPES_CACHE") or "~/.cache/fleet-recipes"
+    folder = Path(cache).expanduser() / "pretrained"
+    name = Path(urllib.parse.urlparse(url).path).name
+    _check_suffix(url, name)
+    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if not path.exists():
+                _download_to(path, url, sha256)
+    except (OSError, HTTPException) as error:  # URLError is an OSError
+        raise UserError(
+            f"model.pretrained: {url} cannot be downloaded to {path}: {error}",
+            "check the network and the disk, or fetch the file another way and give its path",
+        ) from error
+    return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock between the processes of this node; the system frees it when a holder dies."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"{path}: another process has downloaded for {LOCK_TIMEOUT:.0f} s",
+                        "end it, or fetch the file another way and give its path",
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def _download_to(path: Path, url: str, sha256: str | None) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    digest, received = hashlib.sha256(), 0
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response,
+            partial.open("wb") as file,
+        ):
+            expected = response.headers.get("Content-Length")
+            size = f" ({int(expected) / 1e6:.1f} MB)" if expected else ""
+            print(f"downloading {url}{size}", flush=True)
+            while chunk := response.read(1 << 20):
+                file.write(chunk)
+                digest.update(chunk)
+                received += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if expected and received != int(expected):
+            raise UserError(
+                f"{url}: the download ended after {received} of {expected} bytes", "try again"
+            )
+        if sha256 and digest.hexdigest() != sha256.lower():
+            raise UserError(
+                f"{url}: its sha256 is {digest.hexdigest()}, but model.pretrained_sha256={sha256}",
+                "check the URL, or correct model.pretrained_sha256",
+            )
+        if not sha256:
+            print(
+                f"{url}: sha256 {digest.hexdigest()}, not verified "
+                "(model.pretrained_sha256 is null)",
+                flush=True,
+            )
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- pretrained weights: reading -----------------------------------------------------------------
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads numpy arrays, plain containers, numbers and text; refuses everything else.
+
+    A pickle can name any function to be called. Here the only names it may use are those that
+    numpy's arrays and ordered dictionaries are written with.
+    """
+
+    allowed = frozenset(
+        [
+            ("collections", "OrderedDict"),
+            ("numpy", "dtype"),
+            ("numpy", "ndarray"),
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy.core.multiarray", "scalar"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "scalar"),
+            ("numpy.core.numeric", "_frombuffer"),
+            ("numpy._core.numeric", "_frombuffer"),
+        ]
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in (("builtins", "tuple"), ("__builtin__", "tuple")):
+            return tuple  # paddle.save writes a tensor as tuple((name, array))
+        if (module, name) == ("_codecs", "encode"):
+            return _encode_latin1
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which weights do not need")
+        if module == "collections":
+            return OrderedDict
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """How pickles below protocol 3 write bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes bytes as {encoding}")
+    return text.encode("latin1")
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Read named arrays from a .safetensors or .pdparams file, without running code from it.
+
+    Raises:
+        UserError: the file is damaged, or holds anything but arrays.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        # Python 2 wrote some of the published files, hence the encoding.
+        loaded = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise _unreadable(path, error) from error
+    if not isinstance(loaded, dict):
+        raise _unreadable(path, f"it holds a {type(loaded).__name__}, not named arrays")
+    # Paddle adds a table of parameter names, and may write a tensor as (name, array).
+    loaded.pop("StructuredToParameterName@@", None)
+    weights = {
+        name: value[1] if isinstance(value, tuple) and len(value) == 2 else value
+        for name, value in loaded.items()
+    }
+    for name, value in weights.items():
+        # Paddle writes bfloat16 as uint16, which would be read as other numbers.
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fib":
+            raise _unreadable(path, f"its entry {name!r} is not an array of float, int or bool")
+    return weights
+
+
+def _unreadable(path: Path, reason: object) -> UserError:
+    return UserError(
+        f"{path}: not readable as weights: {reason}",
+        "fetch the file again, or give another one with model.pretrained",
+    )
+
+
+def _load(model: Layer, path: Path, num_classes: int, stem: str) -> None:
+    """Put weights into the model; a classifier of another class count keeps its initial ones."""
+    weights, state = read_weights(path), model.state_dict()
+    differing = {
+        name: (list(weights[name].shape), list(state[name].shape))
+        for name in state
+        if name in weights and list(weights[name].shape) != list(state[name].shape)
+    }
+    head = _head(differing, num_classes)
+    problems = [f"missing in the file: {name}" for name in state if name not in weights]
+    problems += [f"unknown to the model: {name}" for name in weights if name not in state]
+    problems += [
+        f"shape of {name}: {theirs} in the file, {ours} in the model"
+        for name, (theirs, ours) in differing.items()
+        if name not in head
+    ]
+    if problems:
+        shown = problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+        hint = ", and model.stem=imagenet for weights of the ImageNet form"
+        raise UserError(
+            f"{path} does not fit the model:\n    " + "\n    ".join(shown),
+            f"give weights of this very backbone{hint if stem == 'cifar' else ''}",
+        )
+    for name in state:
+        if name not in head:
+            state[name].set_value(weights[name].astype(_numpy_dtype(state[name])))
+    if head and os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
+        print(
+            f"{path.name} has {head[next(iter(head))]} classes, the model {num_classes}: "
+            f"{', '.join(head)} keep their random initial values",
+            flush=True,
+        )
+
+
+def _head(differing: dict[str, tuple[list[int], list[int]]], num_classes: int) -> dict[str, int]:
+    """Of the parameters whose shapes differ, those that differ by the class count alone.
+
+    Returns:
+        The file's class count by parameter name; empty where the file has no single one.
+    """
+    head = {}
+    for name, (theirs, ours) in differing.items():
+        axes = [axis for axis in range(len(ours)) if theirs[axis : axis + 1] != [ours[axis]]]
+        if len(theirs) == len(ours) and len(axes) == 1 and ours[axes[0]] == num_classes:
+            head[name] = theirs[axes[0]]
+    return head if len(set(head.values())) == 1 else {}
+
+
+def _numpy_dtype(tensor: Any) -> np.dtype[Any]:
+    return np.dtype(str(tensor.dtype).removeprefix("paddle."))

@@ -1,0 +1,213 @@
+"""What a training tells: events, console lines, curves, progress and its result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from recipes import telemetry
+from recipes.config import Config, dump
+from recipes.data import Plan
+from recipes.data.loader import Batch
+from recipes.evaluation import Scores
+from recipes.metering import Meter
+from recipes.progress import StepDisplay
+from recipes.saving import Position
+from recipes.topology import Place
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Counts steps and time on every rank; rank 0 also writes and prints.
+
+    Attributes:
+        position: where the training stands.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: telemetry.RunFolder,
+        place: Place,
+        plan: Plan,
+        position: Position,
+        progress: StepDisplay,
+    ) -> None:
+        self.position = position
+        self._config = config
+        self._place = place
+        self._plan = plan
+        self._progress = progress
+        whole = config.epochs * plan.steps_per_epoch
+        self._total = min(whole, config.max_steps or whole)
+        self._started = time.monotonic()
+        self._trained = 0.0  # seconds in training, without evaluation and saving
+        self._trained_samples = 0
+        self._start_interval()
+        self._log: telemetry.MetricsLog | None = None
+        self._board: telemetry.Board | None = None
+        if place.rank == 0:
+            self._open(run)
+        progress.start(self._total, position.step)
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step of the run has been taken."""
+        return self.position.step >= self._total
+
+    def waiting(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The loader's batches, with the time that each `next` takes added up."""
+        batches = iter(loader)
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self._waited += time.monotonic() - asked
+            if batch is None:
+                return
+            self._show(batch)
+            yield batch
+
+    def finish_step(self, epoch: int, batch: Batch, learning_rate: float, meter: Meter) -> None:
+        """Count an optimizer step; every ``log.every`` steps read the meter and record an event.
+
+        Args:
+            epoch: of the step, from 0.
+            batch: the step's last micro-batch.
+            learning_rate: the one the step was taken with.
+        """
+        ended = batch.step + 1 == self._plan.steps_per_epoch
+        self.position = replace(
+            self.position,
+            step=self.position.step + 1,
+            epoch=epoch + ended,
+            step_in_epoch=0 if ended else batch.step + 1,
+            samples=self.position.samples + batch.global_count,
+        )
+        self._samples += batch.global_count
+        self._progress.advance(self.position.step)
+        if self.position.step % self._config.log.every == 0:
+            reading = meter.read()
+            self._record_training(epoch, learning_rate, asdict(reading))
+
+    def evaluated(self, epoch: int, scores: Scores) -> bool:
+        """Record an evaluation; True where it is the best so far by top-1."""
+        metrics = {"epoch": epoch, "step": self.position.step, **asdict(scores)}
+        event = {"event": "eval", **metrics}
+        best = self.position.best
+        improved = best is None or scores.top1 > best["top1"]
+        self.position = replace(
+            self.position, final=metrics, best=metrics if improved else best
+        )
+        self._write(event)
+        _log.info(telemetry.eval_line(event, epochs=self._config.epochs, steps=self._total))
+        return improved
+
+    def pause(self) -> None:
+        """Stop the clock of the training throughput, before evaluation and saving."""
+        self._trained += time.monotonic() - self._interval_started
+        self._trained_samples += self._samples
+
+    def go_on(self) -> None:
+        """Start the clock again."""
+        self._start_interval()
+
+    def result(self) -> telemetry.Result:
+        """How the training ended; closes the files."""
+        self._progress.stop()
+        if self._log is not None:
+            self._log.close()
+        if self._board is not None:
+            self._board.close()
+        return telemetry.Result(
+            status="completed",
+            final=self.position.final,
+            best=self.position.best,
+            images_per_second=self._trained_samples / self._trained if self._trained else None,
+            wall_seconds=time.monotonic() - self._started,
+            topology=str(self._config.shape),
+            world_size=self._place.world_size,
+        )
+
+    def _record_training(self, epoch: int, learning_rate: float, reading: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self._interval_started
+        event = {
+            "event": "train",
+            "epoch": epoch,
+            "step": self.position.step,
+            "samples": self.position.samples,
+            "lr": learning_rate,
+            **reading,
+            "images_per_second": self._samples / seconds,
+            "data_wait": self._waited / seconds,
+        }
+        self._write(event)
+        self.pause()
+        left = (self._total - self.position.step) * self._trained * self._plan.global_batch
+        _log.info(
+            telemetry.train_line(
+                event,
+                epochs=self._config.epochs,
+                steps=self._total,
+                seconds_left=left / self._trained_samples,
+            )
+        )
+        self.go_on()
+
+    def _start_interval(self) -> None:
+        self._interval_started = time.monotonic()
+        self._waited = 0.0
+        self._samples = 0
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._log is not None:
+            event = self._log.append(event)
+        if self._board is not None:
+            self._board.add(event)
+
+    def _open(self, run: telemetry.RunFolder) -> None:
+        """Continue the run's records; what was logged after the checkpoint is superseded."""
+        self._log = telemetry.MetricsLog(run.metrics)
+        history = self._log.rewind(self.position.step)
+        self._board = telemetry.Board(
+            run.visualdl,
+            name=run.path.name,
+            hyperparameters=hyperparameters(self._config),
+            config=dump(self._config),
+            history=history,
+        )
+        self._to_show = self._config.log.images
+
+    def _show(self, batch: Batch) -> None:
+        """Put the first input samples on the board."""
+        if self._board is None or not self._to_show:
+            return
+        # As floats, which the board stretches to the whole range: not every dataset uses it.
+        self._board.add_images(batch.images[: self._to_show].astype(np.float32))
+        self._to_show = 0
+
+
+def hyperparameters(config: Config) -> dict[str, Any]:
+    """The settings that runs are compared by."""
+    return {
+        "recipe": config.recipe_name,
+        "model": config.model.name,
+        "dataset": config.dataset.name,
+        "topology": str(config.shape),
+        "global_batch_size": config.global_batch_size,
+        "optimizer": config.optimizer.name,
+        "base_lr": config.optimizer.base_lr,
+        "weight_decay": config.optimizer.weight_decay,
+        "schedule": config.schedule.name,
+        "warmup_epochs": config.schedule.warmup_epochs,
+        "label_smoothing": config.label_smoothing,
+        "amp": config.amp.level,
+        "sync_bn": config.sync_bn,
+        "epochs": config.epochs,
+        "seed": config.seed,
+    }

@@ -1,0 +1,847 @@
+"""What a run says and leaves behind: console lines, metrics.jsonl, result.json, VisualDL.
+
+``metrics.jsonl`` is the one source of truth: the VisualDL file is made from it again whenever a
+run is continued. Only rank 0 writes these files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import io
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from recipes.config import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+PACKAGES = (
+    "paddlepaddle",
+    "paddlepaddle-gpu",
+    "paddleclas",
+    "visualdl",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "safetensors",
+    "scikit-learn",
+    "opencv-python-headless",
+    "pillow",
+    "rich",
+    "nvidia-dali-cuda120",
+    "nvidia-ml-py",
+)
+IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
+CURVES = {
+    "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
+    "eval": ("top1", "top5", "loss"),
+}
+STATUSES = ("completed", "interrupted", "failed")
+
+_log = logging.getLogger("recipes.telemetry")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The names of what a run leaves behind."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def visualdl(self) -> Path:
+        return self.path / "visualdl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file at once: a reader sees the old content or the new.
+
+    Numbers that are not finite become null, since JSON has none. The folder is made if need be.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_text(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file at once: a reader sees the old content or the new.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # where the folder is out of reach, the first error says why
+            partial.unlink(missing_ok=True)
+        raise _write_error(path, error) from error
+
+
+class MetricsLog:
+    """``metrics.jsonl``: one JSON object a line, each readable before the call returns.
+
+    Floats keep their full precision. JSON has no NaN and no infinity: such a value is written as
+    null, and the key ``non_finite`` names it, as in ``{"loss": null, "non_finite": {"loss":
+    "nan"}}``; `read` puts it back. Each event gets ``time``, seconds since 1970, when it has none.
+
+    A last line without its end (of a process that was killed while writing) is dropped.
+
+    Raises:
+        UserError: the file cannot be written, or a line in it is no JSON object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stream: IO[str] | None = None
+
+    def append(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Write one event; NumPy scalars are taken as numbers.
+
+        Returns:
+            The event as `read` will give it.
+        """
+        whole = {key: _plain(value) for key, value in event.items()}
+        whole.setdefault("time", round(time.time(), 3))
+        try:
+            if self._stream is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                _drop_torn_line(self.path)
+                self._stream = self.path.open("a", encoding="utf-8")
+            self._stream.write(_line(whole))
+            self._stream.flush()
+        except OSError as error:
+            self._abandon()
+            raise _write_error(self.path, error) from error
+        return whole
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drop what was logged after optimizer step `step`, for a run that continues from there.
+
+        Of two events of one kind at one step the later stays. Events without a step stay.
+
+        Returns:
+            The events kept, in order.
+        """
+        self.close()
+        latest: dict[tuple[Any, Any], dict[str, Any]] = {}
+        for number, event in enumerate(read_metrics(self.path)):
+            if "step" not in event:
+                latest["", number] = event
+            elif event["step"] <= step:
+                latest.pop((event.get("event"), event["step"]), None)
+                latest[event.get("event"), event["step"]] = event
+        kept = list(latest.values())
+        if self.path.exists():
+            write_text(self.path, "".join(map(_line, kept)))
+        return kept
+
+    def close(self) -> None:
+        """Close the file; `append` opens it again."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _abandon(self) -> None:
+        """Close a file that could not be written, without another try to write to it."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError):  # closing flushes again what has just failed
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a ``metrics.jsonl``, oldest first; none where there is no file.
+
+    Raises:
+        UserError: a line other than a torn last one is not a JSON object.
+    """
+    events = []
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is torn
+        try:
+            event = json.loads(line)
+            event.update({key: float(text) for key, text in event.pop("non_finite", {}).items()})
+        except (ValueError, AttributeError, TypeError):
+            raise UserError(
+                f"{path}, line {number}: not a JSON object: {line[:60].decode(errors='replace')}",
+                "remove the line, or restore the file",
+            ) from None
+        events.append(event)
+    return events
+
+
+class Board:
+    """The VisualDL record of a run: one file, written by rank 0 alone.
+
+    The file is made anew from `history`, so that a continued run shows each step once and in one
+    curve (VisualDL shows only the newest file of a folder). Records are written directly and not
+    through `visualdl.LogWriter`, whose thread prints an error and drops the data, and can block
+    its caller for good once a flush has failed.
+
+    A file that cannot be written stops the board, not the training: one warning says so, and
+    `failed` is true from then on. Numbers that are not finite are left out with a warning, since
+    one of them breaks the page.
+
+    Args:
+        folder: the run's ``visualdl`` folder; record files in it are replaced.
+        name: how the run is called on the page.
+        hyperparameters: name to a number, string, bool or None (left out).
+        config: the composed configuration as YAML.
+        history: events of ``metrics.jsonl``, as `MetricsLog.rewind` returns them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        hyperparameters: Mapping[str, Any],
+        config: str,
+        history: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        from visualdl.component import base_component
+
+        self.folder = folder
+        self.path = folder / "vdlrecords.run.log"
+        self.failed = False
+        self._records = base_component
+        self._stream: IO[bytes] | None = None
+        self._make(name, hyperparameters, config, history)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Draw an event's numbers: ``train/loss``, ``eval/top1`` and so on, by step."""
+        self._guarded(self._scalars(event))
+
+    def add_images(self, images: np.ndarray, *, step: int = 0) -> None:
+        """Show input samples as one grid.
+
+        Args:
+            images: [n, height, width, channels], uint8, or floats, which are stretched to the
+                whole range from the least to the greatest; 1 or 3 channels.
+        """
+        if len(images):
+            grid = image_grid(images)
+            self._guarded([self._records.image("input/samples", grid, step, _milliseconds({}))])
+
+    def close(self) -> None:
+        """Close the file."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError as error:
+                self._fail(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(
+        self,
+        name: str,
+        hyperparameters: Mapping[str, Any],
+        config: str,
+        history: Iterable[Mapping[str, Any]],
+    ) -> None:
+        # Not a record file by its name until it is complete.
+        partial = self.folder / f".partial-{os.getpid()}"
+        now = _milliseconds({})
+        plain = {key: _hyperparameter(value) for key, value in hyperparameters.items()}
+        metrics = [f"eval/{key}" for key in CURVES["eval"]]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clean()
+            self._stream = partial.open("wb")
+            self._write(
+                [
+                    self._records.meta_data(display_name=name, walltime=now),
+                    self._records.hparam(name, plain, metrics, now),
+                    # The page renders Markdown, where four spaces keep YAML as it is.
+                    self._records.text(
+                        "config", "".join(f"    {line}\n" for line in config.splitlines()), 0, now
+                    ),
+                ]
+            )
+            for event in history:
+                self._write(self._scalars(event))
+            partial.replace(self.path)
+            for other in self.folder.glob("*vdlrecords*"):
+                if other != self.path:
+                    other.unlink()
+        except OSError as error:
+            self._fail(error)
+
+    def _clean(self) -> None:
+        """Remove what a process that ended while it made the file has left."""
+        for partial in self.folder.glob(".partial-*"):
+            partial.unlink()
+
+    def _scalars(self, event: Mapping[str, Any]) -> list[Any]:
+        records = []
+        for key in CURVES.get(event.get("event", ""), ()):
+            if event.get(key) is None:
+                continue
+            tag, value = f"{event['event']}/{key}", float(event[key])
+            if math.isfinite(value):
+                records.append(
+                    self._records.scalar(tag, value, event["step"], _milliseconds(event))
+                )
+            else:
+                _log.warning("VisualDL: %s is %s at step %s: left out", tag, value, event["step"])
+        return records
+
+    def _guarded(self, records: Sequence[Any]) -> None:
+        if self._stream is not None:
+            try:
+                self._write(records)
+            except OSError as error:
+                self._fail(error)
+
+    def _write(self, records: Iterable[Any]) -> None:
+        from visualdl.writer.record_writer import RecordWriter
+
+        assert self._stream is not None
+        writer = RecordWriter(self._stream)
+        for record in records:
+            writer.write(record.SerializeToString())
+        self._stream.flush()
+
+    def _fail(self, error: OSError) -> None:
+        self.failed = True
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError):  # closing flushes again what has just failed
+                stream.close()
+        with suppress(OSError):
+            self._clean()
+        _log.warning(
+            "VisualDL stops here: %s: %s. Training goes on, metrics.jsonl has the numbers, and the "
+            "board is made from it again when the run is continued.",
+            self.path,
+            error.strerror or error,
+        )
+
+
+def image_grid(images: np.ndarray) -> np.ndarray:
+    """Lay images out in a grid about as wide as high, a line of 2 black pixels between them.
+
+    Args:
+        images: [n, height, width, channels] as `Board.add_images` takes them.
+
+    Returns:
+        [rows * (height + 2) - 2, columns * (width + 2) - 2, 3], uint8.
+    """
+    if images.dtype != np.uint8:
+        finite = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
+        low, high = finite.min(), finite.max()
+        images = np.rint((finite - low) / ((high - low) or 1.0) * 255).astype(np.uint8)
+    count, height, width, channels = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = np.zeros((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), np.uint8)
+    for index, image in enumerate(images if channels == 3 else images.repeat(3, axis=-1)):
+        top, left = index // columns * (height + 2), index % columns * (width + 2)
+        grid[top : top + height, left : left + width] = image
+    return grid
+
+
+def environment(hosts: Sequence[str] | None = None) -> dict[str, Any]:
+    """Everything about this machine and its software that a number may depend on, JSON-able.
+
+    Args:
+        hosts: the nodes' host names in order; None: this node alone.
+    """
+    return {
+        "hosts": list(hosts) if hosts is not None else [socket.gethostname()],
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)),
+        },
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "packages": _packages(),
+        "paddle": _paddle_build(),
+        "gpu": _gpu(),
+        "git": _git(Path(__file__).parent),
+        "image": _image(os.environ, IMAGE_FILE),
+    }
+
+
+@dataclass
+class Result:
+    """``result.json``: how a run ended.
+
+    Attributes:
+        status: completed, interrupted or failed.
+        final, best: `top1`, `top5`, `loss`, `epoch`, `step` of the last and the best evaluation
+            (fractions); None where there was none.
+        images_per_second: training throughput over all ranks.
+        wall_seconds: from the start to the end of the run.
+        topology: such as "2x4".
+        error: `node`, `rank`, `type`, `message`, `remedy`; only of a failed run.
+    """
+
+    status: str
+    final: dict[str, Any] | None
+    best: dict[str, Any] | None
+    images_per_second: float | None
+    wall_seconds: float
+    topology: str
+    world_size: int
+    error: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is not one of {', '.join(STATUSES)}")
+        if (self.error is not None) != (self.status == "failed"):
+            raise ValueError("an error belongs to a failed run, and to no other")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The keys of ``result.json``; `error` is among them only where there is one."""
+        content = asdict(self)
+        if self.error is None:
+            del content["error"]
+        return content
+
+    def write(self, folder: RunFolder) -> None:
+        """Write ``result.json``.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        write_json(folder.result, self.as_dict())
+
+
+def read_result(folder: RunFolder) -> Result:
+    """``result.json`` as `Result.write` left it."""
+    return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
+
+
+class TagFormatter(logging.Formatter):
+    """``[node0 rank1] 14:03:59 message``, the tag on every line of the message and traceback."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self.tag = tag
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        start = f"{self.tag} {self.formatTime(record, self.datefmt)} "
+        return "\n".join(
+            f"{start}{'' if number else level}{line}"
+            for number, line in enumerate(text.splitlines() or [""])
+        )
+
+
+class _Console(logging.StreamHandler[Any]):
+    """Writes to what `sys.stdout` is at that moment, so that a progress bar can stay below it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stdout
+
+
+def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.INFO) -> None:
+    """Send the logger ``recipes`` to standard output, and to a file where one is given.
+
+    A second call replaces the first.
+
+    Args:
+        tag: what every line begins with, such as ``[node0 rank1]`` (`Place.tag`).
+        file: appended to; its folder is made.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
+    logger = logging.getLogger("recipes")
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+        old.close()
+    handlers: list[logging.Handler] = [_Console()]
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        except OSError as error:
+            raise _write_error(file, error) from error
+    for handler in handlers:
+        handler.setFormatter(TagFormatter(tag))
+        logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def train_line(
+    event: Mapping[str, Any],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seconds_left: float | None = None,
+) -> str:
+    """The console line of a train event.
+
+    Args:
+        event: as in ``metrics.jsonl``: `epoch` counts from 0 there, and from 1 on the console.
+        epochs, steps: how many the run has, where known.
+        seconds_left: until the end of the run, where known.
+    """
+    parts = [
+        _position(event, epochs, steps),
+        f"loss {event['loss']:<7.4f}",
+        f"top1 {event['top1']:>6.1%}" if event.get("top1") is not None else "",
+        f"lr {event['lr']:<9.3g}",
+        f"{event['images_per_second']:>7,.0f} img/s",
+        f"wait {event['data_wait']:>4.0%}",
+        f"left {duration(seconds_left)}" if seconds_left is not None else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def eval_line(
+    event: Mapping[str, Any], *, epochs: int | None = None, steps: int | None = None
+) -> str:
+    """The console line of an eval event; arguments as for `train_line`."""
+    return "  ".join(
+        [
+            _position(event, epochs, steps),
+            f"eval loss {event['loss']:<7.4f}",
+            f"top1 {event['top1']:.2%}",
+            f"top5 {event['top5']:.2%}",
+            f"of {event['samples']:,} images",
+        ]
+    )
+
+
+def duration(seconds: float) -> str:
+    """``m:ss``, or ``h:mm:ss`` from an hour on; ``?`` for a number that is not finite."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def summary_table(result: Result, folder: RunFolder) -> str:
+    """The lines printed at the end of a training, in ASCII: its evaluations as a table, its speed,
+    its topology, and where the results are."""
+    speed = result.images_per_second
+    processes = "process" if result.world_size == 1 else "processes"
+    facts = [
+        f"{speed:,.1f} images/s" if speed is not None else "",
+        f"{duration(result.wall_seconds)} in all",
+        f"topology {result.topology} ({result.world_size} {processes})",
+    ]
+    lines = [
+        f"Training {result.status}: {', '.join(fact for fact in facts if fact)}",
+        *_evaluations(result),
+        f"results: {folder.path}",
+    ]
+    if result.error is not None:
+        where = f"node {result.error['node']}, rank {result.error['rank']}"
+        lines.append(f"failed on {where}: {result.error['type']}: {result.error['message']}")
+    return "\n".join(lines)
+
+
+def _evaluations(result: Result) -> list[str]:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.ASCII2)
+    for name in ("", "top-1", "top-5", "loss", "epoch", "step"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, metrics in (("final", result.final), ("best", result.best)):
+        if metrics is not None:
+            table.add_row(
+                name,
+                f"{metrics['top1']:.2%}",
+                f"{metrics['top5']:.2%}",
+                f"{metrics['loss']:.4f}",
+                str(metrics["epoch"] + 1),
+                str(metrics["step"]),
+            )
+    if not table.rows:
+        return []
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n").split("\n")
+
+
+class Progress:
+    """A progress bar on a terminal, and nothing elsewhere.
+
+    It draws in the calls to `advance`, at most ten times a second, and starts no thread.
+
+    Args:
+        total: steps of the run.
+        done: steps done before, in a run that continues.
+        enabled: None: where standard output is a terminal.
+    """
+
+    def __init__(
+        self, total: int, *, done: int = 0, label: str = "training", enabled: bool | None = None
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self.enabled = sys.stdout.isatty() if enabled is None else enabled
+        self._drawn = -math.inf
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stdout),
+            auto_refresh=False,
+            transient=True,
+            disable=not self.enabled,
+        )
+        self._task: TaskID = self._bars.add_task(label, total=total, completed=done)
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps done."""
+        if self.enabled:
+            now = time.monotonic()
+            draw = now - self._drawn >= 0.1
+            self._drawn = now if draw else self._drawn
+            self._bars.update(self._task, advance=steps, refresh=draw)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+
+def _position(event: Mapping[str, Any], epochs: int | None, steps: int | None) -> str:
+    epoch = _of(event["epoch"] + 1, epochs)
+    return f"epoch {epoch}  step {_of(event['step'], steps)}"
+
+
+def _of(number: int, total: int | None) -> str:
+    return str(number) if total is None else f"{number:>{len(str(total))}}/{total}"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _finite(value: Any) -> Any:
+    """Numbers as JSON has them: NaN and infinities become None."""
+    value = _plain(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    odd = {
+        key: repr(value)
+        for key, value in event.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
+    whole = {**event, **dict.fromkeys(odd), "non_finite": odd} if odd else event
+    return json.dumps(whole, allow_nan=False) + "\n"
+
+
+def _drop_torn_line(path: Path) -> None:
+    if path.exists():
+        with path.open("rb+") as stream:
+            content = stream.read()
+            stream.truncate(content.rfind(b"\n") + 1)
+
+
+def _milliseconds(event: Mapping[str, Any]) -> int:
+    return round(float(event.get("time", time.time())) * 1000)
+
+
+def _hyperparameter(value: Any) -> Any:
+    """What VisualDL keeps: int, float, str or None; a bool would be shown as 0 or 1."""
+    value = _plain(value)
+    if value is None or (isinstance(value, int | float | str) and not isinstance(value, bool)):
+        return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write_error(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} cannot be written: {error.strerror or error}",
+        "make room or make the folder writable, or choose another with hydra.run.dir=FOLDER",
+    )
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _paddle_build() -> dict[str, Any]:
+    """Paddle's own account of its build; its CPU builds say "False" for CUDA and cuDNN."""
+    import paddle
+
+    version = paddle.version
+    gpu = paddle.is_compiled_with_cuda()
+    return {
+        "version": version.full_version,
+        "commit": version.commit,
+        "cuda": str(version.cuda()) if gpu else None,
+        "cudnn": str(version.cudnn()) if gpu else None,
+        "nccl": str(version.nccl()) if gpu else None,
+    }
+
+
+def _gpu() -> dict[str, Any] | None:
+    """Driver and devices as NVIDIA's management library tells; None without it or a driver."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        return {
+            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "devices": [
+                {
+                    "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                }
+                for handle in handles
+            ],
+        }
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # older versions give bytes
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """The commit of the repository that holds `folder`, and whether tracked files differ."""
+    if shutil.which("git") is None:
+        return None
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+                # A repository on a slow disk must not be refreshed, nor locked.
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain", "--untracked-files=no")
+    if commit is None or status is None:
+        return None
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def _image(variables: Mapping[str, str], file: Path) -> Any:
+    """The container image: as FLEET_RECIPES_IMAGE says, else as the image's own file does."""
+    if variables.get("FLEET_RECIPES_IMAGE"):
+        return variables["FLEET_RECIPES_IMAGE"]
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None

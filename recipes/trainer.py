@@ -1,0 +1,156 @@
+"""The training loop. Read this file first.
+
+Data parallelism adds five things to a training of one process:
+
+1. `fleet.init`, in `distributed.start`, before anything else;
+2. `data.Plan`: each rank reads its own share of every global batch;
+3. `distributed.data_parallel`: gradients are averaged over the ranks in backward;
+4. `fleet.distributed_optimizer`: the optimizer knows the group;
+5. `paddle.distributed.launch`, in `launch.py`, starts one process per device.
+
+Nothing here waits for the device outside of a logging step.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle.distributed import fleet
+
+from recipes import data, distributed, models, optimization, telemetry
+from recipes.config import Config
+from recipes.data.loader import SkipCounter, check_shared_memory, train_loader
+from recipes.data.normalisation import Normalise
+from recipes.evaluation import evaluate
+from recipes.metering import Meter
+from recipes.progress import StepDisplay
+from recipes.recorder import Recorder
+from recipes.saving import Saver, identity
+from recipes.topology import Place
+
+_log = logging.getLogger(__name__)
+
+
+def train(
+    config: Config, run: telemetry.RunFolder, place: Place, display: StepDisplay
+) -> telemetry.Result:
+    """Train, evaluate and save as configured.
+
+    Args:
+        config: checked, with its batch sizes filled in.
+        run: where rank 0 leaves metrics and checkpoints.
+        place: this process in the job, which `distributed.start` has joined.
+        display: shows how far the run is.
+
+    Raises:
+        UserError: the data, a checkpoint or the disk is not as it must be, or the loss is not
+            finite.
+    """
+    assert config.batch_size is not None
+    assert config.global_batch_size is not None
+    check_shared_memory(config.dataset, config.batch_size, config.topology.devices)
+    train_set = data.build(config.dataset, "train", config.seed)
+    eval_set = data.build(config.dataset, "eval", config.seed)
+    plan = data.Plan(
+        size=len(train_set),
+        global_batch=config.global_batch_size,
+        seed=config.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        accumulate=config.accumulate,
+        shuffle=config.dataset.shuffle,
+    )
+
+    # One seed on every rank: all start from the same weights. The model has to be complete, its
+    # sync-BN and AMP included, before Fleet wraps it.
+    paddle.seed(config.seed)
+    model = models.prepare(config, train_set)
+    schedule = optimization.build_schedule(config, plan.steps_per_epoch)
+    optimizer = optimization.build_optimizer(config, model, schedule)
+    model, optimizer = optimization.decorate(config.amp, model, optimizer)
+    scaler = optimization.build_scaler(config.amp)
+
+    described = identity(config, len(train_set), models.num_classes(config, train_set))
+    saver = Saver(config, run, place, model, optimizer, scaler, described)
+    recorder = Recorder(config, run, place, plan, saver.resume(), display)
+
+    network = distributed.data_parallel(model)
+    optimizer = fleet.distributed_optimizer(optimizer)
+    normalise = Normalise(train_set, config.dtype)
+    meter = Meter(place)
+    skipped = SkipCounter(train_set, config.dataset.max_skipped)
+
+    while not recorder.done:
+        epoch, first_step = recorder.position.epoch, recorder.position.step_in_epoch
+        model.train()
+        recorder.go_on()
+        batches = train_loader(train_set, plan, epoch, first_step, config.dataset)
+        for batch in recorder.waiting(batches):
+            for path in skipped.update(batch):
+                _log.warning("replaced %s: cannot be read", path)
+            if batch.part == 0:
+                paddle.seed(step_seed(config.seed, recorder.position.step, place.rank))
+            last_part = batch.part == config.accumulate - 1
+            images, labels = normalise(batch.images), paddle.to_tensor(batch.labels)
+
+            # Gradients add up locally, and are averaged over the ranks with the last part.
+            with distributed.gradient_sync(network, enabled=last_part):
+                with optimization.autocast(config.amp):
+                    logits = network(images)
+                    losses = cross_entropy(logits, labels, config.label_smoothing)
+                # This micro-batch's part of the mean over the global batch. Fleet averages over
+                # the ranks; times the world size, that average is the gradient of the global
+                # mean, also where the ranks' shares differ in size.
+                share = losses.sum() / batch.global_count
+                scaler.scale(share * place.world_size).backward()
+            meter.add(share, logits, labels)
+            if not last_part:
+                continue
+
+            learning_rate = optimizer.get_lr()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+            schedule.step()
+            meter.finish_step(recorder.position.step + 1, optimization.skipped_step(scaler))
+            recorder.finish_step(epoch, batch, learning_rate, meter)
+            if recorder.done:
+                break
+
+        recorder.pause()
+        meter.check_finite()  # before a broken model could replace a good checkpoint
+        if not config.sync_bn:
+            distributed.average_buffers(model)
+        improved = recorder.evaluated(epoch, evaluate(model, eval_set, config, place))
+        if recorder.done or (epoch + 1) % config.save.every_epochs == 0:
+            saver.save(recorder.position, improved=improved)
+
+    return recorder.result()
+
+
+def cross_entropy(
+    logits: paddle.Tensor, labels: paddle.Tensor, label_smoothing: float
+) -> paddle.Tensor:
+    """The loss of each sample, with label smoothing (Szegedy et al. 2016, arXiv:1512.00567).
+
+    Args:
+        logits: [b, classes].
+        labels: int64[b].
+        label_smoothing: the share of the target spread evenly over all classes.
+
+    Returns:
+        [b], in the dtype of the logits.
+    """
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of Paddle's generator in one step, for dropout and the like.
+
+    Setting it anew at each step makes a resumed run draw the same numbers without saving any
+    generator's state; ranks draw different ones.
+    """
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])

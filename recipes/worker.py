@@ -1,0 +1,201 @@
+"""One rank's life: join the job, run the task, and leave word of how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from recipes import telemetry
+from recipes.config import Config, UserError, compose, dump, load
+from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
+from recipes.topology import Place, threads_per_rank
+
+# What the parent tells its ranks.
+RUN_VARIABLE = "FLEET_RECIPES_RUN"  # the run folder, with the checked config.yaml
+REPORTS_VARIABLE = "FLEET_RECIPES_REPORTS"  # where ranks leave word for the parent
+PROGRESS_VARIABLE = "FLEET_RECIPES_PROGRESS"  # "1": report steps for a progress bar
+
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger(__name__)
+
+
+def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
+    """The configuration and run folder of a rank: its parent's, or composed from the command line
+    where `paddle.distributed.launch` was started by hand."""
+    folder = os.environ.get(RUN_VARIABLE)
+    if folder is None:
+        return compose(conf, overrides)
+    return load(telemetry.RunFolder(Path(folder)).config), Path(folder)
+
+
+def run_rank(config: Config, folder: Path, place: Place) -> int:
+    """Run the task as one rank that a launcher started.
+
+    Args:
+        config: checked.
+        folder: the run folder; rank 0's choice counts.
+
+    Returns:
+        The process's exit status: 0, or 1 after an error, which has been logged and, where a
+        parent listens, reported.
+    """
+    die_with_parent()
+    reports = os.environ.get(REPORTS_VARIABLE)
+    if reports:
+        write_report(Path(reports), place.rank, {"pid": os.getpid()}, "started")
+    telemetry.setup_logging(place.tag)
+    display: StepDisplay = NoDisplay()
+    if place.rank == 0 and os.environ.get(PROGRESS_VARIABLE) == "1":
+        display = ReportingDisplay()
+    started = time.monotonic()
+    try:
+        execute(config, folder, place, display)
+    except Exception as error:
+        failure = describe(error, place)
+        if failure["traceback"]:
+            print(failure["traceback"], file=sys.stderr, flush=True)
+        if reports:
+            write_report(Path(reports), place.rank, failure, "failed")
+        else:
+            _log.error("%s\n  remedy: %s", failure["message"], failure["remedy"])
+            if place.rank == 0:
+                failed_result(config, failure, time.monotonic() - started).write(
+                    telemetry.RunFolder(folder)
+                )
+        return 1
+    return 0
+
+
+def execute(config: Config, folder: Path, place: Place, display: StepDisplay) -> None:
+    """Join the job and run the configured task; rank 0 writes the run folder.
+
+    Raises:
+        UserError: something the user can mend.
+    """
+    set_threads(config, os.environ)
+    import_paddle()
+    from recipes import distributed
+
+    distributed.start(config, place)
+    run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
+    if place.rank == 0:
+        telemetry.write_text(run.config, dump(config))
+        telemetry.write_json(run.environment, telemetry.environment())
+    if config.task.name == "evaluate":
+        result = evaluate_task(config, run, place)
+    else:
+        from recipes import trainer
+
+        result = trainer.train(config, run, place, display)
+    if place.rank == 0:
+        result.write(run)
+
+
+def evaluate_task(config: Config, run: telemetry.RunFolder, place: Place) -> telemetry.Result:
+    """``task=evaluate``: the scores of a checkpoint, as an event and a result."""
+    from dataclasses import asdict
+
+    from recipes.evaluation import evaluate_checkpoint
+
+    started = time.monotonic()
+    scores, position = evaluate_checkpoint(config, run.path, place)
+    metrics = {"epoch": position["epoch"], "step": position["step"], **asdict(scores)}
+    if place.rank == 0:
+        with telemetry.MetricsLog(run.metrics) as log:
+            log.append({"event": "eval", **metrics})
+        _log.info(telemetry.eval_line(metrics))
+    return telemetry.Result(
+        status="completed",
+        final=metrics,
+        best=metrics,
+        images_per_second=None,
+        wall_seconds=time.monotonic() - started,
+        topology=str(config.shape),
+        world_size=place.world_size,
+    )
+
+
+def import_paddle() -> None:
+    """Import Paddle without its remarks on threads and compilers, which are settled here."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="No ccache found")
+        import paddle  # noqa: F401
+
+
+def set_threads(config: Config, environment: MutableMapping[str, str]) -> None:
+    """Share the node's cores out to its ranks, before Paddle and OpenMP read these variables."""
+    cores = len(os.sched_getaffinity(0))
+    threads = config.threads or threads_per_rank(cores, config.topology.devices)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        if config.threads or name not in environment:
+            environment[name] = str(threads)
+
+
+def die_with_parent() -> None:
+    """Have the system end this process when the one that started it is gone (prctl(2))."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        sys.exit(1)
+
+
+def describe(error: BaseException, place: Place) -> dict[str, Any]:
+    """An error as ``result.json`` holds it, with the time and the traceback besides."""
+    user_error = isinstance(error, UserError)
+    return {
+        "time": time.time(),
+        "node": place.node,
+        "rank": place.rank,
+        "type": type(error).__name__,
+        "message": error.message if isinstance(error, UserError) else str(error),
+        "remedy": error.remedy
+        if isinstance(error, UserError)
+        else "the traceback says where; it is in the rank's log too",
+        "traceback": None if user_error else "".join(traceback.format_exception(error)),
+    }
+
+
+def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> telemetry.Result:
+    """The result of a run that ended with `failure`."""
+    return telemetry.Result(
+        status="failed",
+        final=None,
+        best=None,
+        images_per_second=None,
+        wall_seconds=seconds,
+        topology=str(config.shape),
+        world_size=config.shape.world_size,
+        error={key: failure[key] for key in ("node", "rank", "type", "message", "remedy")},
+    )
+
+
+def write_report(folder: Path, rank: int, content: dict[str, Any], kind: str) -> None:
+    """Leave word for the parent: ``started`` with the pid, ``failed`` with the error."""
+    partial = folder / f".{kind}-{rank}"
+    partial.write_text(json.dumps(content))
+    partial.replace(folder / f"{kind}-{rank}.json")
+
+
+def read_reports(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
+    """The reports of one kind, by rank."""
+    return {
+        int(path.stem.rpartition("-")[2]): json.loads(path.read_text())
+        for path in folder.glob(f"{kind}-*.json")
+    }

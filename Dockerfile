@@ -15,8 +15,10 @@ ARG BASE=debian:bookworm-20250520-slim
 
 # ---- the system: shared by the stage that installs and by the image --------------------------------
 FROM ${BASE} AS system
+# libgomp1: Paddle's wheel needs the system's.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3.11 tini \
+    && apt-get install --yes --no-install-recommends \
+        ca-certificates libgomp1 python3.11 tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/*.log
 
 # ---- the packages: not shipped ---------------------------------------------------------------------
@@ -30,20 +32,17 @@ ARG PIP_TRUSTED_HOST
 ARG PADDLE_INDEX
 # docker/certificates.pem is there only where the classic builder needs one; BuildKit gets a secret.
 COPY docker/requirements*.lock docker/pip-install.sh docker/image-packages.sh \
-    docker/check_installed.py docker/certificates.pe[m] /build/
-RUN /build/image-packages.sh "${VARIANT}" /opt/venv
-COPY docker/trim.sh /build/
-RUN /build/trim.sh /opt/venv
+    docker/trim.sh docker/check_installed.py docker/certificates.pe[m] /build/
+RUN /build/image-packages.sh "${VARIANT}" /opt/venv && /build/trim.sh /opt/venv
 COPY . /workspace
-# Readable whatever the umask of the checkout was. Programs that write beside the code (the bare
-# paddle.distributed.launch puts its log/ there) may do so under any user.
-RUN chmod -R a+rX,go-w /workspace && mkdir -p /workspace/outputs /workspace/data \
-    && chmod 1777 /workspace /workspace/outputs /workspace/data
+# Readable whatever the umask of the checkout was; outputs/ and data/ for any user.
+RUN rm -f /workspace/docker/certificates.pem && chmod -R a+rX,go-w /workspace \
+    && mkdir -p /workspace/outputs /workspace/data && chmod 1777 /workspace/outputs /workspace/data
 
 # ---- the image -------------------------------------------------------------------------------------
 FROM system
-RUN useradd --uid 1000 --user-group --create-home --home-dir /home/fleet fleet \
-    && chmod 1777 /home/fleet
+RUN useradd --uid 1000 --user-group --home-dir /home/fleet --shell /bin/bash fleet \
+    && install --directory --owner fleet --group fleet --mode 1777 /home/fleet
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=packages /workspace /workspace
 # LOGNAME names the user also under a uid that /etc/passwd does not know (docker run --user).
@@ -61,7 +60,9 @@ ARG BASE
 ARG VERSION=unknown
 ARG GIT_COMMIT=unknown
 ARG BUILD_DATE=unknown
-RUN /opt/venv/bin/python docker/describe_image.py --variant "${VARIANT}" --base "${BASE}" \
+# Programs that write beside the code (the bare paddle.distributed.launch puts its log/ there) may do
+# so under any user.
+RUN chmod 1777 /workspace && /opt/venv/bin/python docker/describe_image.py --variant "${VARIANT}" --base "${BASE}" \
     --version "${VERSION}" --revision "${GIT_COMMIT}" --created "${BUILD_DATE}" \
     /etc/fleet-recipes/image.json
 # name==version of every Python package, separated by blanks; build.sh takes it from the locks.

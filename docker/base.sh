@@ -18,7 +18,7 @@ as_root=()
 if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null 2>&1 ||
         { echo "base: debootstrap needs root. Run 'make base' as root, or install sudo." >&2; exit 1; }
-    as_root=(sudo --preserve-env=http_proxy,https_proxy,no_proxy)
+    as_root=(sudo "--preserve-env=http_proxy,https_proxy,no_proxy")
 fi
 PATH=$PATH:/usr/sbin:/sbin
 

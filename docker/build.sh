@@ -34,24 +34,6 @@ lock=docker/requirements-$variant.lock
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# ---- the base --------------------------------------------------------------------------------------
-default_base=$(sed -n 's/^ARG BASE=//p' Dockerfile | head -n 1)
-have() { docker image inspect "$1" >/dev/null 2>&1; }
-if [ -n "${BASE:-}" ]; then
-    base=$BASE
-elif have "$default_base"; then
-    base=$default_base
-elif have "$LOCAL_BASE"; then
-    base=$LOCAL_BASE
-elif echo "image: pulling $default_base" && timeout 300 docker pull --quiet "$default_base"; then
-    base=$default_base
-else
-    echo "image: $default_base cannot be pulled; building $LOCAL_BASE from the Debian mirror instead"
-    docker/base.sh
-    base=$LOCAL_BASE
-fi
-echo "image: building $image on $base"
-
 # ---- what the build needs from its surroundings ----------------------------------------------------
 pip_setting() {  # pip_setting VARIABLE key: from the environment or pip's configuration
     local value=${!1:-}
@@ -90,6 +72,30 @@ if [ "${DOCKER_BUILDKIT:-1}" != 0 ]; then
         buildkit=yes
     fi
 fi
+if [ $buildkit = no ]; then
+    case "$index $extra_index" in
+        *://*@*) fail "the package index's URL holds a password, which Docker's classic builder would" \
+            "keep in the history of an intermediate image. Install the buildx plugin and build again." ;;
+    esac
+fi
+
+# ---- the base --------------------------------------------------------------------------------------
+default_base=$(sed -n 's/^ARG BASE=//p' Dockerfile | head -n 1)
+have() { docker image inspect "$1" >/dev/null 2>&1; }
+if [ -n "${BASE:-}" ]; then
+    base=$BASE
+elif have "$default_base"; then
+    base=$default_base
+elif have "$LOCAL_BASE"; then
+    base=$LOCAL_BASE
+elif echo "image: pulling $default_base" && timeout 300 docker pull --quiet "$default_base"; then
+    base=$default_base
+else
+    echo "image: $default_base cannot be pulled; building $LOCAL_BASE from the Debian mirror instead"
+    docker/base.sh
+    base=$LOCAL_BASE
+fi
+echo "image: building $image on $base"
 
 # ---- the context: a copy, so that nothing is put into the tree --------------------------------------
 context=$scratch/context
@@ -120,10 +126,6 @@ if [ $buildkit = yes ]; then
     echo "image: with BuildKit"
 else
     export DOCKER_BUILDKIT=0
-    case "$index $extra_index" in
-        *://*@*) fail "the package index's URL holds a password, which Docker's classic builder would" \
-            "keep in the history of an intermediate image. Install the buildx plugin and build again." ;;
-    esac
     [ -z "$index" ] || options+=(--build-arg "PIP_INDEX_URL=$index")
     [ -z "$extra_index" ] || options+=(--build-arg "PIP_EXTRA_INDEX_URL=$extra_index")
     [ -z "$trusted_host" ] || options+=(--build-arg "PIP_TRUSTED_HOST=$trusted_host")

@@ -10,7 +10,7 @@ shift
 
 install() {
     "$python" -m pip install --disable-pip-version-check --no-deps --require-hashes \
-        --no-build-isolation "$@"
+        --no-build-isolation --use-pep517 "$@"
 }
 
 install --quiet -r "$here/requirements-build.lock"

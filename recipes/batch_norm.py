@@ -86,6 +86,20 @@ def convert_sync_batch_norm(
     return model
 
 
+def running_statistics(model: Layer) -> list[Tensor]:
+    """The running means and variances of a model's batch-norm layers of any class.
+
+    `model.buffers()` would miss those of the old `paddle.nn.BatchNorm`, which keeps them as
+    parameters that are not trained.
+    """
+    return [
+        statistic
+        for layer in model.sublayers(include_self=True)
+        if isinstance(layer, BatchNorm | _BatchNormBase)
+        for statistic in (layer._mean, layer._variance)
+    ]
+
+
 def unconverted_batch_norms(model: Layer) -> list[str]:
     """Name the batch-norm layers that normalise with one rank's own statistics.
 

@@ -7,8 +7,8 @@ Nothing in this module imports Paddle, so a mistake is reported in well under tw
 from __future__ import annotations
 
 import difflib
-import math
 import importlib.metadata
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -21,7 +21,12 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from recipes.topology import Topology
 
@@ -175,7 +180,9 @@ class Config:
     batch_size: int | None = None  # images per device and step
     global_batch_size: int | None = None  # images per optimizer step over all devices
     accumulate: int = 1  # micro-batches per optimizer step on each device
-    eval_batch_size: int | None = None  # images per device in evaluation; null: like batch_size
+    # Images per device in evaluation. Not derived from batch_size: with fixed batches the scores
+    # are bit-identical on any topology.
+    eval_batch_size: int = 100
     sync_bn: bool = False  # batch-norm statistics over all ranks
     label_smoothing: float = 0.0
     seed: int = 0
@@ -271,7 +278,7 @@ def _explain_missing_choice(mistake: MissingConfigException) -> str:
 
 
 def _leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key in node:
+    for key in map(str, node):
         value = node._get_node(key)
         if isinstance(value, DictConfig):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -327,19 +334,18 @@ def with_batch_sizes(config: Config) -> Config:
             f"use at least 2 images a device: global_batch_size={2 * shares} or more",
         )
     config.batch_size, config.global_batch_size = per_device, whole
-    config.eval_batch_size = config.eval_batch_size or per_device
     return config
 
 
 def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") -> Iterator[str]:
     """Keys that `+key=value` appended past the schema; Hydra itself lets them through."""
     known = [str(key) for key in schema]  # `in` would not find keys without a default
-    for key in composed:
+    for key in map(str, composed):
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
+            near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else "`--help` lists the keys"
             yield f"unknown key {prefix}{key}: {hint}"
-        elif prefix + str(key) != "model.arguments" and OmegaConf.is_dict(schema._get_node(key)):
+        elif prefix + key != "model.arguments" and OmegaConf.is_dict(schema._get_node(key)):
             yield from _unknown_keys(composed[key], schema[key], f"{prefix}{key}.")
 
 
@@ -420,14 +426,14 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
     if config.amp.level != "off" and not gpu:
         yield (
             f"amp.level={config.amp.level} has no effect on CPU: Paddle computes in float32 there "
-            "and would report a mixed-precision run that was none\n  remedy: amp=off, or a GPU with a GPU build of Paddle"
+            "and would report a mixed-precision run that was none\n"
+            "  remedy: amp=off, or a GPU with a GPU build of Paddle"
         )
     if config.dtype == "float64" and (gpu or config.amp.level != "off"):
         yield "dtype=float64 is for proofs on CPU\n  remedy: device=cpu amp=off, or dtype=float32"
     if config.task.name == "evaluate" and not config.checkpoint:
         yield (
-            "task=evaluate needs a checkpoint\n"
-            "  remedy: checkpoint=outputs/<run>/checkpoints/best"
+            "task=evaluate needs a checkpoint\n  remedy: checkpoint=outputs/<run>/checkpoints/best"
         )
     if config.task.name != "evaluate" and config.checkpoint:
         yield (

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,8 @@ def choose_device(config: Config, place: Place) -> None:
             "install paddlepaddle-gpu and the NVIDIA driver, or set device=cpu",
         )
     # `paddle.distributed.launch` names the device relative to CUDA_VISIBLE_DEVICES.
-    paddle.set_device(f"gpu:{os.environ.get('FLAGS_selected_gpus', str(place.local_rank))}")
+    number = os.environ.get("FLAGS_selected_gpus", str(place.local_rank))  # noqa: SIM112
+    paddle.set_device(f"gpu:{number}")
 
 
 @contextlib.contextmanager
@@ -145,18 +146,13 @@ def sum_over_ranks(tensor: paddle.Tensor) -> paddle.Tensor:
     return tensor
 
 
-def average_buffers(model: paddle.nn.Layer) -> None:
-    """Set every floating-point buffer to its mean over all ranks.
-
-    Without sync-BN each rank keeps running statistics of its own samples. Their mean stands for
-    all of them, and makes every rank evaluate and save the same model.
-    """
+def average_over_ranks(tensors: Iterable[paddle.Tensor]) -> None:
+    """Set each tensor to its mean over all ranks."""
     if dist.get_world_size() == 1:
         return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            mean = sum_over_ranks(buffer.detach().clone()) / dist.get_world_size()
-            buffer.set_value(mean.astype(buffer.dtype))
+    for tensor in tensors:
+        mean = sum_over_ranks(tensor.detach().clone()) / dist.get_world_size()
+        tensor.set_value(mean.astype(tensor.dtype))
 
 
 def broadcast_json(value: Any) -> Any:
@@ -172,10 +168,10 @@ def broadcast_arrays(arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarr
     if dist.get_world_size() == 1:
         assert arrays is not None
         return arrays
-    described = arrays and {n: (str(a.dtype), list(a.shape)) for n, a in arrays.items()}
-    layout: dict[str, tuple[str, list[int]]] = broadcast_json(described)
+    described = [(name, str(a.dtype), list(a.shape)) for name, a in (arrays or {}).items()]
+    layout: list[tuple[str, str, list[int]]] = broadcast_json(described)
     received = {}
-    for name, (dtype, shape) in layout.items():
+    for name, dtype, shape in layout:
         sent = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) if arrays else None
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         data = _broadcast_bytes(sent, size) if size else np.empty(0, np.uint8)
@@ -195,7 +191,9 @@ def _broadcast_bytes(data: np.ndarray | None, size: int | None = None) -> np.nda
     return np.ascontiguousarray(tensor.numpy())
 
 
-def gradient_sync(network: paddle.nn.Layer, *, enabled: bool) -> contextlib.AbstractContextManager[Any]:
+def gradient_sync(
+    network: paddle.nn.Layer, *, enabled: bool
+) -> contextlib.AbstractContextManager[Any]:
     """The context of a forward and backward pass whose gradients are averaged over the ranks,
     or, where not enabled, stay on this rank and add to those of the next pass."""
     if enabled or dist.get_world_size() == 1:

@@ -44,7 +44,6 @@ def evaluate(model: paddle.nn.Layer, dataset: ImageDataset, config: Config, plac
     Raises:
         UserError: a sample cannot be read, or none could be.
     """
-    assert config.eval_batch_size is not None
     was_training = model.training
     model.eval()
     normalise = Normalise(dataset, config.dtype)
@@ -123,7 +122,7 @@ def evaluate_checkpoint(
         )
         state = snapshot.state["position"]
     state = distributed.broadcast_json(state)
-    weights = distributed.broadcast_arrays(snapshot and snapshot.model)
+    weights = distributed.broadcast_arrays(snapshot.model if snapshot else None)
     model = models.prepare(config, dataset)
     checkpoint.check_names(weights, model.state_dict(), config.checkpoint)
     for name, tensor in model.state_dict().items():

@@ -66,6 +66,7 @@ def run(config: Config, folder: Path) -> int:
             f"--nnodes {config.topology.nodes} --rank 0, 1, … "
             f"--nproc_per_node {config.topology.devices} train.py topology={config.shape} …",
         )
+    telemetry.setup_logging("[node0]")
     run_folder = claim(config, folder)
     started = time.monotonic()
     with signals_as_interrupts():
@@ -115,7 +116,6 @@ def run_here(config: Config, folder: Path) -> int:
     place = Place(rank=0, world_size=1, local_rank=0, node=0)
     run_folder = telemetry.RunFolder(folder)
     log_file = run_folder.logs / "rank-0.log"
-    telemetry.setup_logging(place.tag, file=log_file)
     display: StepDisplay = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
     started = time.monotonic()
     try:
@@ -123,7 +123,9 @@ def run_here(config: Config, folder: Path) -> int:
     except Exception as error:
         failure = worker.describe(error, place)
         with contextlib.suppress(OSError), log_file.open("a") as log:
-            log.writelines(f"{place.tag} {line}\n" for line in (failure["traceback"] or "").splitlines())
+            log.writelines(
+                f"{place.tag} {line}\n" for line in (failure["traceback"] or "").splitlines()
+            )
         report_failure(failure)
         worker.failed_result(config, failure, time.monotonic() - started).write(run_folder)
         return 1

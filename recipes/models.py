@@ -79,7 +79,8 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
         [N, num_classes].
 
     Raises:
-        ConfigError: an unknown backbone or argument, a stem or layout it does not have.
+        ConfigError: an unknown backbone or argument, a stem or layout it does not have, images or
+            classes that it cannot take.
         UserError: pretrained weights that cannot be read or do not fit.
     """
     _check_name(config.name)
@@ -91,6 +92,7 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
         _use_cifar_stem(model, config)
     if weights is not None:
         _load(model, weights, num_classes, stem)
+    _check_output(model, config, num_classes, image_size)
     return model
 
 
@@ -326,6 +328,35 @@ def _use_cifar_stem(model: Layer, config: ModelConfig) -> None:
             act=model.stem[0].act,
             lr_mult=model.lr_mult_list[0],
             data_format=config.data_format,
+        )
+
+
+def _check_output(model: Layer, config: ModelConfig, num_classes: int, image_size: int) -> None:
+    """Show the model one black image, in evaluation and without gradients.
+
+    Some backbones take one image size only, some return several outputs, and a few pass an
+    argument over; here that is told by name, and not from the depth of the first step.
+    """
+    import paddle
+
+    what = f"model.name={config.name}, {config.data_format}, on images of {image_size} pixels"
+    model.eval()
+    try:
+        with paddle.no_grad():
+            out = model(paddle.zeros([1, 3, image_size, image_size]))
+    except Exception as error:
+        raise ConfigError(
+            f"{what} fails: {str(error).strip()}",
+            "give dataset.image_size the size this backbone is made for (often 224), "
+            "or choose another backbone or data_format",
+        ) from error
+    finally:
+        model.train()
+    found = list(out.shape) if isinstance(out, paddle.Tensor) else f"a {type(out).__name__}"
+    if found != [1, num_classes]:
+        raise ConfigError(
+            f"{what} returns {found}, not [1, {num_classes}] logits",
+            f"choose another backbone; list them with: {LIST_COMMAND}",
         )
 
 

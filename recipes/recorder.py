@@ -101,9 +101,7 @@ class Recorder:
         event = {"event": "eval", **metrics}
         best = self.position.best
         improved = best is None or scores.top1 > best["top1"]
-        self.position = replace(
-            self.position, final=metrics, best=metrics if improved else best
-        )
+        self.position = replace(self.position, final=metrics, best=metrics if improved else best)
         self._write(event)
         _log.info(telemetry.eval_line(event, epochs=self._config.epochs, steps=self._total))
         return improved

@@ -74,11 +74,11 @@ class Saver:
         snapshot, source = None, ""
         if self._place.rank == 0:
             snapshot, source = self._read(self._config.resume)
-        state = distributed.broadcast_json(snapshot and snapshot.state)
+        state = distributed.broadcast_json(snapshot.state if snapshot else None)
         if state is None:
             return Position()
-        model = distributed.broadcast_arrays(snapshot and snapshot.model)
-        moments = distributed.broadcast_arrays(snapshot and snapshot.optimizer)
+        model = distributed.broadcast_arrays(snapshot.model if snapshot else None)
+        moments = distributed.broadcast_arrays(snapshot.optimizer if snapshot else None)
         checkpoint.restore(
             checkpoint.Snapshot(model, moments, state),
             self._model,
@@ -105,9 +105,7 @@ class Saver:
             "identity": self._identity,
         }
         snapshot = checkpoint.snapshot_of(self._model, self._optimizer, self._scaler, state)
-        checkpoint.save(
-            self._run.checkpoints, snapshot, best=improved, keep=self._config.save.keep
-        )
+        checkpoint.save(self._run.checkpoints, snapshot, best=improved, keep=self._config.save.keep)
 
     def _read(self, resume: str) -> tuple[checkpoint.Snapshot | None, str]:
         path = checkpoint.resolve(resume, self._run.path, _log.warning)

@@ -20,7 +20,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.distributed import fleet
 
-from recipes import data, distributed, models, optimization, telemetry
+from recipes import batch_norm, data, distributed, models, optimization, telemetry
 from recipes.config import Config
 from recipes.data.loader import SkipCounter, check_shared_memory, train_loader
 from recipes.data.normalisation import Normalise
@@ -123,7 +123,9 @@ def train(
         recorder.pause()
         meter.check_finite()  # before a broken model could replace a good checkpoint
         if not config.sync_bn:
-            distributed.average_buffers(model)
+            # Each rank has running statistics of its own samples; their mean stands for all, and
+            # makes every rank evaluate, and rank 0 save, the same model.
+            distributed.average_over_ranks(batch_norm.running_statistics(model))
         improved = recorder.evaluated(epoch, evaluate(model, eval_set, config, place))
         if recorder.done or (epoch + 1) % config.save.every_epochs == 0:
             saver.save(recorder.position, improved=improved)

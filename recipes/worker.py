@@ -91,6 +91,8 @@ def execute(config: Config, folder: Path, place: Place, display: StepDisplay) ->
 
     distributed.start(config, place)
     run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
+    if RUN_VARIABLE not in os.environ:  # else the parent writes the logs
+        telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
     if place.rank == 0:
         telemetry.write_text(run.config, dump(config))
         telemetry.write_json(run.environment, telemetry.environment())

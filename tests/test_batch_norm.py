@@ -111,8 +111,8 @@ def test_weight_or_bias_alone_has_its_gradient() -> None:
         ("weight", (factors * (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)).sum(0)),
         ("bias", factors.sum(0)),
     ):
-        absent = "bias" if alone == "weight" else "weight"
-        layer = double(PortableSyncBatchNorm(2, **{f"{absent}_attr": False}))
+        weight_attr, bias_attr = (None, False) if alone == "weight" else (False, None)
+        layer = double(PortableSyncBatchNorm(2, weight_attr=weight_attr, bias_attr=bias_attr))
         (layer(paddle.to_tensor(x)) * paddle.to_tensor(factors)).sum().backward()
         np.testing.assert_allclose(getattr(layer, alone).grad.numpy(), expected, rtol=1e-10)
 

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -74,7 +75,7 @@ def test_names_and_urls_need_neither_paddle_nor_paddleclas() -> None:
 
 
 def test_unknown_name_suggests_near_ones_and_the_list() -> None:
-    with pytest.raises(ConfigError, match="model.name=resnet5O is not one of") as caught:
+    with pytest.raises(ConfigError, match=r"model\.name=resnet5O is not one of") as caught:
         build(ModelConfig(name="resnet5O"), 10, 32)
     assert "ResNet50" in caught.value.remedy
     assert "backbone_names()" in caught.value.remedy
@@ -166,8 +167,32 @@ def test_nhwc_computes_the_same(stem: str) -> None:
 
 
 def test_nhwc_elsewhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.data_format=NHWC: MobileNetV2 has only NCHW"):
-        build(ModelConfig(name="MobileNetV2", data_format="NHWC"), 10, 32)
+    for name in (SMALL, "DenseNet121"):
+        with pytest.raises(ConfigError, match=rf"model\.data_format=NHWC: {name} has only NCHW"):
+            build(ModelConfig(name=name, data_format="NHWC"), 10, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "data_format", "size", "message"),
+    [
+        ("VGG11", "NCHW", 32, r"VGG11, NCHW, on images of 32 pixels fails: .*25088"),
+        ("GoogLeNet", "NCHW", 224, r"returns a list, not \[1, 10\] logits"),
+        ("ResNet50_last_stage_stride1", "NHWC", 64, r"NHWC, on images of 64 pixels fails"),
+        ("EfficientNetB3_watermark", "NCHW", 64, r"returns \[1, 2\], not \[1, 10\] logits"),
+    ],
+)
+def test_backbones_that_cannot_be_trained_so_are_refused(
+    name: str, data_format: str, size: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)):
+        build(ModelConfig(name=name, data_format=data_format), 10, size)
+
+
+def test_building_leaves_the_model_in_training_with_fresh_statistics() -> None:
+    model = build(ModelConfig(name="ResNet18"), 10, 8)
+    assert all(layer.training for layer in model.sublayers(include_self=True))
+    assert (arrays(model)["stem.0.bn._mean"] == 0).all()
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 # --- the built model
@@ -175,9 +200,10 @@ def test_nhwc_elsewhere_is_refused() -> None:
 
 def test_building_is_silent() -> None:
     program = (
+        "import logging, paddle; root = logging.getLogger(); before = list(root.handlers);"
         "from recipes.config import ModelConfig; from recipes.models import build;"
-        "build(ModelConfig(name='ResNet18'), 10, 32); build(ModelConfig(name='DenseNet121'), 2, 64)"
-        "; import logging; assert not logging.getLogger().handlers"
+        "build(ModelConfig('ResNet18'), 10, 32); build(ModelConfig('PPLCNet_x0_25'), 2, 64);"
+        "assert root.handlers == before"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore:No ccache found", "-c", program],
@@ -233,9 +259,11 @@ def test_a_step_in_float64(name: str, synchronised: bool) -> None:
 def test_describe_counts() -> None:
     model = build(ModelConfig(name="ResNet18", stem="imagenet"), 1000, 224)
     described = describe(model)
-    assert described["trainable"] == 11_689_512  # He et al.'s ResNet-18, as published everywhere
-    assert described["parameters"] == 11_689_512 + 2 * 4800  # running mean and variance
-    assert described["batch_norms"] == {"BatchNorm": 20}
+    # He et al.'s ResNet-18, and the 1x1 projection that PaddleClas adds to the first block.
+    trainable = 11_689_512 + 64 * 64 + 2 * 64
+    assert described["trainable"] == trainable
+    assert described["parameters"] == trainable + 2 * (4800 + 64)  # running mean and variance
+    assert described["batch_norms"] == {"BatchNorm": 21}
     assert described["dtype"] == "float32"
     assert described["class"] == "ResNet"
 
@@ -292,7 +320,7 @@ class Runs:
 def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, function: Any, protocol: int) -> None:
     path, witness = tmp_path / "evil.pdparams", tmp_path / "witness"
     path.write_bytes(pickle.dumps({"w": Runs(function, f"touch {witness}")}, protocol=protocol))
-    with pytest.raises(UserError, match="not readable as weights: it names .*, which weights do"):
+    with pytest.raises(UserError, match=r"not readable as weights: it names .*, which weights do"):
         read_weights(path)
     assert not witness.exists()
 
@@ -385,7 +413,7 @@ def test_every_other_mismatch_is_named(tmp_path: Path) -> None:
     message = caught.value.message
     assert "missing in the file: conv1.bn._mean" in message
     assert "unknown to the model: extra" in message
-    assert "shape of conv1.conv.weight: [4, 3, 5, 5] in the file, [4, 3, 3, 3]" in message
+    assert "shape of conv1.conv.weight: [4, 3, 5, 5] in the file, [8, 3, 3, 3]" in message
     assert "fc.weight" not in message
 
 
@@ -471,7 +499,7 @@ def test_verified_download_says_nothing_of_it(
 def test_wrong_checksum_keeps_nothing(server: tuple[str, Any], tmp_path: Path) -> None:
     url, _ = server
     config = ModelConfig(SMALL, pretrained=f"{url}/w.pdparams", pretrained_sha256="0" * 64)
-    with pytest.raises(UserError, match="its sha256 is .* but model.pretrained_sha256=0000"):
+    with pytest.raises(UserError, match=r"its sha256 is .* but model\.pretrained_sha256=0000"):
         fetch_pretrained(config)
     assert cached(tmp_path) == []
 

@@ -87,12 +87,13 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
     _check_arguments(config)
     stem = _stem(config, image_size)
     weights = fetch_pretrained(config)
-    model = _construct(config, num_classes, stem)
-    if stem == "cifar":
-        _use_cifar_stem(model, config)
-    if weights is not None:
-        _load(model, weights, num_classes, stem)
-    _check_output(model, config, num_classes, image_size)
+    with _float32():
+        model = _construct(config, num_classes, stem)
+        if stem == "cifar":
+            _use_cifar_stem(model, config)
+        if weights is not None:
+            _load(model, weights, num_classes, stem)
+        _check_output(model, config, num_classes, image_size)
     return model
 
 
@@ -221,6 +222,23 @@ def _construct(config: ModelConfig, num_classes: int, stem: str) -> Layer:
     for name in sorted(set(arguments) - _accepted(factory, model)):
         raise _unknown_argument(config, name)
     return model
+
+
+@contextlib.contextmanager
+def _float32() -> Iterator[None]:
+    """Create parameters in float32, whatever the run's dtype.
+
+    The old batch norm is float32 in any case, so another default would make a model of two dtypes.
+    It also gives runs in float32 and float64 the same initial values.
+    """
+    import paddle
+
+    before = paddle.get_default_dtype()
+    paddle.set_default_dtype("float32")
+    try:
+        yield
+    finally:
+        paddle.set_default_dtype(before)
 
 
 def _import_backbones() -> Any:

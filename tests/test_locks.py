@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,15 +34,15 @@ class Lock:
     def read(cls, path: Path) -> "Lock":
         text = path.read_text("utf-8")
         pins = {canonicalize_name(m["name"]): m["version"] for m in ENTRY.finditer(text)}
-        return cls(path, dict(HEADER.findall(text)), {str(n): v for n, v in pins.items()})
+        return cls(path, dict(HEADER.findall(text)), {**pins})
 
 
 def read_requirements(path: Path) -> list[Requirement]:
     """The requirements of an input file that apply to Python 3.11 on Linux."""
     lines = (COMMENT.sub("", line).strip() for line in path.read_text("utf-8").splitlines())
     requirements = [Requirement(line) for line in lines if line]
-    environment = {**default_environment(), "python_version": "3.11", "sys_platform": "linux"}
-    return [r for r in requirements if r.marker is None or r.marker.evaluate(environment)]
+    target = {"python_version": "3.11", "sys_platform": "linux"}
+    return [r for r in requirements if r.marker is None or r.marker.evaluate(target)]
 
 
 def find_disagreements(folder: Path) -> list[str]:

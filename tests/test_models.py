@@ -237,6 +237,24 @@ def test_initial_values_and_names_depend_on_the_seed_alone() -> None:
     assert any((a != b).any() for (_, a), (_, b) in zip(first, other, strict=True))
 
 
+def test_the_default_dtype_does_not_split_the_model() -> None:
+    def built(default: str) -> dict[str, np.ndarray]:
+        paddle.set_default_dtype(default)
+        try:
+            paddle.seed(6)
+            model = build(ModelConfig("ResNet18"), 10, 8)
+            assert paddle.get_default_dtype() == default
+            model.to(dtype="float64")
+            model(paddle.zeros([2, 3, 8, 8], dtype="float64"))
+        finally:
+            paddle.set_default_dtype("float32")
+        return arrays(model)
+
+    single, double = built("float32"), built("float64")
+    assert all((single[name] == double[name]).all() for name in single)
+    assert all(value.dtype == np.float64 for value in double.values())
+
+
 @pytest.mark.parametrize("synchronised", [False, True])
 @pytest.mark.parametrize("name", ["ResNet18", "MobileNetV3_small_x0_35"])
 def test_a_step_in_float64(name: str, synchronised: bool) -> None:

@@ -30,19 +30,35 @@ SETTLE_SECONDS = 2.0
 _TICK_SECONDS = 0.1
 _RECEIVE_BYTES = 1 << 16
 
-Failure = dict[str, Any]  # node, rank, type, message, remedy, traceback, consequence
+# node, rank, type, message, remedy, traceback; `consequence`: it failed because another did;
+# `fatal`: another attempt would fail as well.
+Failure = dict[str, Any]
+
+MEET = "meet"  # the exchange that every attempt begins with
 
 
 class JobFailed(Exception):
-    """The job has failed on some node; `failure` says where and why, the same on every node."""
+    """The job has failed on some node.
 
-    def __init__(self, failure: Failure) -> None:
+    Attributes:
+        failure: where and why, the same on every node.
+        again: whether the nodes are to meet for another attempt.
+    """
+
+    def __init__(self, failure: Failure, *, again: bool) -> None:
         super().__init__(failure["message"])
         self.failure = failure
+        self.again = again
 
 
 def node_failure(
-    node: int, kind: str, message: str, remedy: str, *, consequence: bool = False
+    node: int,
+    kind: str,
+    message: str,
+    remedy: str,
+    *,
+    consequence: bool = False,
+    fatal: bool = False,
 ) -> Failure:
     """A failure of a whole node, in the form of a rank's report."""
     return {
@@ -53,6 +69,7 @@ def node_failure(
         "remedy": remedy,
         "traceback": None,
         "consequence": consequence,
+        "fatal": fatal,
     }
 
 
@@ -92,14 +109,17 @@ class Coordinator(threading.Thread):
         nodes: how many there are.
         port: to listen on; 0 takes a free one (see `port`).
         silence: seconds without a word after which a node counts as lost.
+        restarts: how many failures the job may have and be started again.
 
     Raises:
         UserError: the port is in use.
     """
 
-    def __init__(self, nodes: int, port: int, silence: float) -> None:
+    def __init__(self, nodes: int, port: int, silence: float, restarts: int = 0) -> None:
         super().__init__(name="rendezvous", daemon=True)
         self._nodes = nodes
+        self._restarts = restarts
+        self._met = False
         self._silence = silence
         try:
             self._listener = socket.create_server(("", port), backlog=128)
@@ -192,6 +212,7 @@ class Coordinator(threading.Thread):
                 f"{connection.host} ({connection.address}) came as node {node} of {nodes}, "
                 f"but node 0's topology has {self._nodes} nodes",
                 "give every node the same topology, and node_rank 0 to nodes-1",
+                fatal=True,
             )
         twin = next((each for each in self._connections if each.node == node), None)
         if problem is None and twin is not None:
@@ -201,16 +222,17 @@ class Coordinator(threading.Thread):
                 f"two machines say topology.node_rank={node}: {twin.host} ({twin.address}) and "
                 f"{connection.host} ({connection.address})",
                 "give each machine its own topology.node_rank",
+                fatal=True,
             )
         if problem is not None:
-            connection.send(type="failed", failure=problem)
-            if "facts" not in self._exchanges or self._exchanges["facts"].values:
-                self._finish(problem)
+            connection.send(type="failed", failure=problem, again=False)
             self._drop(connection)
+            if not self._met:  # a job that runs goes on: the stranger is the one that is wrong
+                self._finish(problem)
             return
         connection.node = node
         if self._over is not None:
-            connection.send(type="failed", failure=self._over)
+            connection.send(type="failed", failure=self._over, again=False)
 
     def _gather(self, node: int, message: dict[str, Any]) -> None:
         name = message["name"]
@@ -220,6 +242,7 @@ class Coordinator(threading.Thread):
         if len(exchange.values) == self._nodes:
             values = [exchange.values[each] for each in range(self._nodes)]
             del self._exchanges[name]
+            self._met = True
             self._tell_all(type="all", name=name, values=values)
 
     def _report(self, failure: Failure) -> None:
@@ -265,18 +288,23 @@ class Coordinator(threading.Thread):
             f"{who} of {self._nodes} {what} in time; here: {', '.join(here)}",
             "start the same command there with its topology.node_rank, and see that the machine "
             "reaches node 0; deadlines.start=… waits longer",
+            fatal=True,
         )
 
     def _finish(self, failure: Failure) -> None:
+        again = self._restarts > 0 and not failure["fatal"]
+        self._restarts -= again
         self._settled_at = None
         self._reports.clear()
-        self._exchanges.clear()
-        self._over = failure
-        self._tell_all(type="failed", failure=failure)
-
-    def reopen(self) -> None:
-        """Forget the failure, for another attempt."""
-        self._over = None
+        self._over = None if again else failure
+        # A node that came back is waiting for the next attempt already.
+        waiting = self._exchanges.get(MEET) if again else None
+        self._exchanges = {MEET: waiting} if waiting else {}
+        early = waiting.values if waiting else {}
+        for connection in list(self._connections):
+            if connection.node is not None and connection.node not in early:
+                connection.send(type="failed", failure=failure, again=again)
+        self._met = False
 
     def _tell_all(self, **message: Any) -> None:
         for connection in list(self._connections):
@@ -288,3 +316,176 @@ class Coordinator(threading.Thread):
             self._connections.remove(connection)
             self._selector.unregister(connection.socket)
             connection.socket.close()
+
+
+class Member:
+    """This node's line to the coordinator.
+
+    Args:
+        node: this node's number.
+        nodes: how many the job has.
+        silence: seconds without a word after which the coordinator counts as lost.
+    """
+
+    def __init__(self, node: int, nodes: int, silence: float) -> None:
+        self.node = node
+        self._nodes = nodes
+        self._silence = silence
+        self._socket: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._failed: JobFailed | None = None
+
+    def connect(self, host: str, port: int, deadline: float) -> str:
+        """Reach the coordinator and say hello.
+
+        Args:
+            host: a name or an address; names are resolved at each try.
+            deadline: seconds to keep trying.
+
+        Returns:
+            This node's address on the way to the coordinator.
+
+        Raises:
+            UserError: the name does not resolve, or nobody answers.
+        """
+        ends = time.monotonic() + deadline
+        while True:
+            try:
+                connection = socket.create_connection((host, port), timeout=2)
+                break
+            except OSError as error:
+                if time.monotonic() > ends:
+                    raise self._unreachable(host, port, deadline, error) from None
+                time.sleep(0.2)
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._failed = None
+        self._inbox = queue.Queue()
+        self._send(type="hello", node=self.node, nodes=self._nodes, host=socket.gethostname())
+        threading.Thread(target=self._listen, args=(connection, self._inbox), daemon=True).start()
+        threading.Thread(target=self._beat, args=(connection,), daemon=True).start()
+        return str(connection.getsockname()[0])
+
+    def exchange(self, name: str, value: Any, deadline: float) -> list[Any]:
+        """Give a value and get every node's, by node number.
+
+        Args:
+            deadline: seconds that the coordinator waits for all nodes.
+
+        Raises:
+            JobFailed: a node did not come in time, or the job failed meanwhile.
+        """
+        self._send(type="exchange", name=name, value=value, deadline=deadline)
+        while True:
+            message = self._next(deadline + self._silence + 2 * SETTLE_SECONDS)
+            if message is None:
+                raise self._fail(self._lost_contact())
+            if message["type"] == "all" and message["name"] == name:
+                return list(message["values"])
+
+    def report(self, failure: Failure) -> JobFailed:
+        """Tell a failure, and wait for the cause that the coordinator picks.
+
+        Returns:
+            What every node is told; raise it.
+        """
+        self._send(type="failed", failure=failure)
+        try:
+            while self._next(self._silence + 3 * SETTLE_SECONDS) is not None:
+                pass
+        except JobFailed as told:
+            # Without contact the coordinator's word is missing, and this node's own remains.
+            return told if told.failure["type"] != "NoContact" else self._fail(failure)
+        return self._fail(failure)
+
+    def check(self) -> None:
+        """Look whether something has been told, without waiting.
+
+        Raises:
+            JobFailed: the job has failed on some node.
+        """
+        while self._next(0) is not None:
+            pass
+
+    def close(self) -> None:
+        """Leave in good order."""
+        if self._socket is not None:
+            self._send(type="bye")
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+
+    def _next(self, seconds: float) -> dict[str, Any] | None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            message = self._inbox.get(timeout=seconds) if seconds else self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if message["type"] == "failed":
+            raise self._fail(message["failure"], again=message["again"])
+        return message
+
+    def _fail(self, failure: Failure, *, again: bool = False) -> JobFailed:
+        self._failed = JobFailed(failure, again=again)
+        return self._failed
+
+    def expect_another_attempt(self) -> None:
+        """Forget a failure that was told with `again`."""
+        self._failed = None
+
+    def _listen(self, connection: socket.socket, inbox: queue.Queue[dict[str, Any]]) -> None:
+        """In a thread: put what the coordinator says into the inbox, and notice its silence."""
+        connection.settimeout(self._silence)
+        buffer = b""
+        while True:
+            try:
+                data = connection.recv(_RECEIVE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                inbox.put({"type": "failed", "failure": self._lost_contact(), "again": False})
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if message["type"] != "alive":
+                    inbox.put(message)
+
+    def _beat(self, connection: socket.socket) -> None:
+        """In a thread: tell that this node is alive."""
+        while connection is self._socket:
+            self._send(type="alive")
+            time.sleep(HEARTBEAT_SECONDS)
+
+    def _send(self, **message: Any) -> None:
+        # Who cannot be reached is found out by its silence.
+        with self._sending, contextlib.suppress(OSError):
+            if self._socket is not None:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _lost_contact(self) -> Failure:
+        return node_failure(
+            self.node,
+            "NoContact",
+            f"node {self.node} has lost contact with node 0: its connection broke, or nothing "
+            f"was heard for {self._silence:.0f} s",
+            "see whether node 0 runs and what it says; check the network between the two",
+        )
+
+    def _unreachable(self, host: str, port: int, deadline: float, error: OSError) -> UserError:
+        if isinstance(error, socket.gaierror):
+            return UserError(
+                f"node {self.node}: topology.master={host} does not resolve to an address "
+                f"(tried for {deadline:.0f} s): {error.strerror}",
+                "give node 0's address, or a name that this machine can resolve",
+            )
+        return UserError(
+            f"node {self.node}: node 0 at {host}:{port} did not answer within {deadline:.0f} s: "
+            f"{error.strerror or error}",
+            "start the command on node 0 (topology.node_rank=0), and see that this machine may "
+            "connect to that port",
+        )

@@ -33,8 +33,8 @@ class Lock:
     @classmethod
     def read(cls, path: Path) -> "Lock":
         text = path.read_text("utf-8")
-        pins = {canonicalize_name(m["name"]): m["version"] for m in ENTRY.finditer(text)}
-        return cls(path, dict(HEADER.findall(text)), {**pins})
+        pins = {str(canonicalize_name(m["name"])): m["version"] for m in ENTRY.finditer(text)}
+        return cls(path, dict(HEADER.findall(text)), pins)
 
 
 def read_requirements(path: Path) -> list[Requirement]:

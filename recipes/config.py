@@ -107,6 +107,26 @@ class TopologyConfig:
 
     nodes: int = 1
     devices: int = 1
+    master: str | None = None  # HOST or HOST:PORT of node 0; null: as the environment says
+    node_rank: int | None = None  # this machine's number, from 0; null: as the environment says
+
+
+@dataclass
+class NetworkConfig:
+    """Which network the nodes talk over. Variables that the user has set win."""
+
+    name: str = "auto"  # auto, ethernet, infiniband
+    interface: str | None = None  # null: the one on the route to node 0
+
+
+@dataclass
+class DeadlinesConfig:
+    """Seconds after which a wait ends with an error that says who was waited for."""
+
+    start: float = 60.0  # for all nodes to meet, and for the ranks to join the group
+    prepare: float = 1800.0  # for building data and model
+    step: float = 120.0  # for one step, batch or evaluation batch of a rank
+    silence: float = 20.0  # without a word from a node
 
 
 @dataclass
@@ -174,6 +194,8 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     log: LogConfig = field(default_factory=LogConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     recipe_name: str = "custom"  # the recipe file that set this up, if one did
     epochs: int = 1
     max_steps: int | None = None  # stop early after this many optimizer steps
@@ -189,6 +211,8 @@ class Config:
     device: str = "auto"  # auto, cpu, gpu
     dtype: str = "float32"  # float32, float64 (CPU only, for proofs)
     threads: int | None = None  # CPU threads per rank; null: the machine's cores shared out
+    restarts: int = 0  # after a failure: how often to start again from the last checkpoint
+    preflight: bool = True  # check the nodes before a run on several
     resume: str | None = None  # auto, or the path of a checkpoint or run folder
     checkpoint: str | None = None  # task=evaluate: what to evaluate
 
@@ -360,6 +384,7 @@ def _choices(config: Config) -> Iterator[str]:
         "amp.dtype": (config.amp.dtype, ("float16", "bfloat16")),
         "optimizer.name": (config.optimizer.name, ("momentum", "adamw")),
         "schedule.name": (config.schedule.name, ("cosine", "step")),
+        "network.name": (config.network.name, ("auto", "ethernet", "infiniband")),
         "device": (config.device, ("auto", "cpu", "gpu")),
         "dtype": (config.dtype, ("float32", "float64")),
     }
@@ -390,6 +415,10 @@ def _ranges(config: Config) -> Iterator[str]:
         "model.num_classes": config.model.num_classes,
         "optimizer.clip_norm": config.optimizer.clip_norm,
         "amp.initial_loss_scale": config.amp.initial_loss_scale,
+        "deadlines.start": config.deadlines.start,
+        "deadlines.prepare": config.deadlines.prepare,
+        "deadlines.step": config.deadlines.step,
+        "deadlines.silence": config.deadlines.silence,
     }
     for key, number in positive.items():
         if number is not None and not (number > 0 and math.isfinite(number)):
@@ -399,6 +428,7 @@ def _ranges(config: Config) -> Iterator[str]:
         "dataset.workers": config.dataset.workers,
         "dataset.max_skipped": config.dataset.max_skipped,
         "log.images": config.log.images,
+        "restarts": config.restarts,
         "optimizer.base_lr": config.optimizer.base_lr,
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "schedule.warmup_epochs": config.schedule.warmup_epochs,
@@ -453,6 +483,12 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         config.dataset.train_size and config.dataset.eval_size and config.dataset.num_classes
     ):
         yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
+    node_rank = config.topology.node_rank
+    if node_rank is not None and not 0 <= node_rank < config.topology.nodes:
+        yield (
+            f"topology.node_rank={node_rank}, but topology {config.shape} has nodes 0 to "
+            f"{config.topology.nodes - 1}"
+        )
     visible = machine.visible
     if gpu and visible is not None and config.topology.devices > len(visible):
         yield (

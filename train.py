@@ -35,7 +35,7 @@ def main() -> int:
     def run(composed: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)
         statuses.append(in_one_message(lambda: launch.run(config.from_hydra(composed), folder)))
-        if not any(folder.iterdir()):
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # Hydra made it, and the run never began
 
     return max([in_one_message(run), *statuses])

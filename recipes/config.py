@@ -30,7 +30,7 @@ from omegaconf.errors import (
 
 from recipes.topology import Topology
 
-TASKS = ("train", "evaluate")
+TASKS = ("train", "evaluate", "preflight", "smoke")
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
 
 

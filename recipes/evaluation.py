@@ -16,6 +16,7 @@ from recipes.config import Config, UserError
 from recipes.data.base import ImageDataset
 from recipes.data.loader import SkipCounter, evaluation_loader
 from recipes.data.normalisation import Normalise
+from recipes.pulse import Phase, Pulse
 from recipes.topology import Place
 
 TOP = (1, 5)
@@ -33,7 +34,9 @@ class Scores:
     samples: int
 
 
-def evaluate(model: paddle.nn.Layer, dataset: ImageDataset, config: Config, place: Place) -> Scores:
+def evaluate(
+    model: paddle.nn.Layer, dataset: ImageDataset, config: Config, place: Place, pulse: Pulse
+) -> Scores:
     """Score a model, which every rank holds equally, on the whole dataset.
 
     The dataset is cut in fixed batches that are dealt out to the ranks. Each batch's sums go into
@@ -55,6 +58,7 @@ def evaluate(model: paddle.nn.Layer, dataset: ImageDataset, config: Config, plac
     )
     with paddle.no_grad(), optimization.autocast(config.amp):
         for batch in batches:
+            pulse.mark(Phase.EVALUATING)
             for path in skipped.update(batch):
                 _log.warning("skipped %s: cannot be read", path)
             readable = batch.labels >= 0
@@ -63,6 +67,7 @@ def evaluate(model: paddle.nn.Layer, dataset: ImageDataset, config: Config, plac
             logits = model(normalise(batch.images[readable]))
             labels = batch.labels[readable]
             sums[batch.batch_number] = [len(labels), *_batch_sums(logits, labels)]
+    pulse.mark(Phase.STEPPING)  # from here on it waits for the other ranks
     if was_training:
         model.train()
     totals = distributed.sum_over_ranks(paddle.to_tensor(sums)).numpy().sum(axis=0)
@@ -96,7 +101,7 @@ def _batch_sums(logits: paddle.Tensor, labels: np.ndarray) -> list[float]:
 
 
 def evaluate_checkpoint(
-    config: Config, run_folder: Path, place: Place
+    config: Config, run_folder: Path, place: Place, pulse: Pulse
 ) -> tuple[Scores, dict[str, Any]]:
     """``task=evaluate``: score the checkpoint that ``checkpoint=`` names.
 
@@ -128,4 +133,4 @@ def evaluate_checkpoint(
     for name, tensor in model.state_dict().items():
         tensor.set_value(weights[name])
     epoch = state["epoch"] - (state["step_in_epoch"] == 0)  # the one the last step was in
-    return evaluate(model, dataset, config, place), {"epoch": epoch, "step": state["step"]}
+    return evaluate(model, dataset, config, place, pulse), {"epoch": epoch, "step": state["step"]}

@@ -1,4 +1,4 @@
-"""The parent of a run: starts the ranks, keeps their logs, and says how it ended.
+"""The parent of a run: lets the nodes meet, starts this node's ranks, and says how it ended.
 
 It never imports Paddle for more than one process: `paddle.distributed.launch` starts the ranks.
 """
@@ -6,32 +6,36 @@ It never imports Paddle for more than one process: `paddle.distributed.launch` s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
-import re
-import select
-import shutil
+import shlex
 import signal
-import subprocess
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
 
-from recipes import data, models, telemetry, worker
-from recipes.config import Config, Machine, UserError, dump, uses_gpu
-from recipes.progress import RECORD, NoDisplay, StepDisplay, TerminalDisplay
-from recipes.topology import Place
+from recipes import data, models, network, preflight, telemetry, worker
+from recipes.config import Config, UserError, dump
+from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
+from recipes.ranks import Meeting, Ranks
+from recipes.rendezvous import (
+    DEFAULT_PORT,
+    MEET,
+    Alone,
+    Coordinator,
+    Failure,
+    JobFailed,
+    Member,
+    node_failure,
+)
+from recipes.topology import NodeIdentity, Place, find_node
 
-# Seconds between a request to end and the end by force. `docker stop` allows ten in all.
-GRACE_SECONDS = 6.0
-_POLL_SECONDS = 0.1
-_PR_SET_PDEATHSIG = 1
+# A day: the end of other nodes' ranks is awaited for as long as those nodes are alive.
+_ENDED_SECONDS = 86400.0
 
 _log = logging.getLogger(__name__)
 
@@ -45,64 +49,276 @@ class Interrupted(BaseException):
 
 
 def run(config: Config, folder: Path) -> int:
-    """Run the configured task on all its ranks.
+    """Run the configured task on all its ranks, again after a failure if ``restarts`` says so.
 
     Args:
         config: checked.
-        folder: the run folder.
+        folder: the run folder; on several nodes, its name on node 0 counts for all.
 
     Returns:
-        The exit status: 0 when the task completed, 128 + the signal's number when a signal ended
-        it, else that of the rank that failed.
+        The exit status: 0 when the task completed, 1 when it failed, 128 + the signal's number
+        when a signal ended it.
 
     Raises:
         UserError: the run cannot start.
     """
-    if config.topology.nodes > 1:
-        raise UserError(
-            f"topology {config.shape} needs {config.topology.nodes} machines, and this command "
-            "starts one",
-            "on each machine: python -m paddle.distributed.launch --master FIRST_MACHINE_IP:PORT "
-            f"--nnodes {config.topology.nodes} --rank 0, 1, … "
-            f"--nproc_per_node {config.topology.devices} train.py topology={config.shape} …",
-        )
-    telemetry.setup_logging("[node0]")
-    run_folder = claim(config, folder)
-    started = time.monotonic()
+    identity = identify(config)
+    telemetry.setup_logging(f"[node{identity.node}]")
+    job = Job(config, telemetry.RunFolder(folder), identity)
     with signals_as_interrupts():
         try:
-            prepare(config)
-            if config.shape.world_size == 1:
-                status = run_here(config, folder)
-            else:
-                status = Job(config, run_folder).run()
+            with job.line():
+                job.run_until_done()
         except Interrupted as interrupt:
-            status = 128 + interrupt.number
-            seconds = time.monotonic() - started
-            print(f"interrupted by {interrupt}; results: {folder}", flush=True)
-            ended_early(config, "interrupted", seconds).write(run_folder)
-    if status == 0 and config.task.name == "train":
-        show_summary(run_folder)
-    return status
+            job.interrupted(interrupt)
+            return 128 + interrupt.number
+        except JobFailed as failed:
+            return job.failed(failed.failure)
+    if identity.node != 0:
+        print(f"[node{identity.node}] completed; the results are on node 0", flush=True)
+    elif config.task.name == "train":
+        show_summary(job.run_folder)
+    return 0
 
 
-def claim(config: Config, folder: Path) -> telemetry.RunFolder:
+def identify(config: Config) -> NodeIdentity:
+    """Which node this is.
+
+    Raises:
+        UserError: neither the configuration nor the environment tells; with the commands to run.
+    """
+    nodes = config.topology.nodes
+    if nodes == 1:
+        return NodeIdentity(0, "127.0.0.1", None)
+    try:
+        identity = find_node(config.topology.master, config.topology.node_rank, os.environ)
+    except ValueError as error:
+        raise UserError(f"the environment's or topology.master's number is none: {error}") from None
+    if identity is None:
+        command = shlex.join(["python", *sys.argv])
+        host = config.topology.master or socket.gethostname()
+        raise UserError(
+            f"topology {config.shape} needs {nodes} machines, and it is not said which one this is",
+            "on each machine, the first one's name or address being the master (here "
+            f"{host}):\n"
+            + "\n".join(
+                f"    machine {node}: {command} topology.master={host} topology.node_rank={node}"
+                for node in range(nodes)
+            ),
+        )
+    if not 0 <= identity.node < nodes:
+        raise UserError(
+            f"this is node {identity.node}, but topology {config.shape} has nodes 0 to {nodes - 1}",
+            "start as many nodes as the topology has",
+        )
+    return identity
+
+
+@dataclass
+class Job:
+    """One run as this node sees it."""
+
+    config: Config
+    run_folder: telemetry.RunFolder
+    identity: NodeIdentity
+    started: float = field(default_factory=time.monotonic)
+    address: str = "127.0.0.1"
+
+    @contextlib.contextmanager
+    def line(self) -> Iterator[None]:
+        """Hold the line to the other nodes; on node 0, serve the others as well."""
+        self._line: Member | Alone = Alone(self.config.restarts)
+        if self.config.topology.nodes == 1:
+            yield
+            return
+        silence = self.config.deadlines.silence
+        nodes, port = self.config.topology.nodes, self.identity.port or DEFAULT_PORT
+        coordinator = None
+        if self.identity.node == 0:
+            coordinator = Coordinator(nodes, port, silence, self.config.restarts)
+            coordinator.start()
+        member = self._line = Member(self.identity.node, nodes, silence)
+        try:
+            self._connect(member)
+            yield
+        finally:
+            member.close()
+            if coordinator is not None:
+                coordinator.stop()
+
+    def run_until_done(self) -> None:
+        """Attempt the task, and again after failures as long as restarts are left.
+
+        Raises:
+            JobFailed: for good.
+        """
+        for attempt in range(self.config.restarts + 1):
+            try:
+                self._attempt(attempt)
+                return
+            except JobFailed as failed:
+                left = self.config.restarts - attempt
+                lost = failed.failure["type"] == "NoContact" and self.identity.node != 0
+                if left == 0 or not (failed.again or lost):
+                    raise
+                report_failure(failed.failure)
+                _log.warning("starting again from the last checkpoint, %d restarts left", left - 1)
+                self.config.resume = "auto"
+                if isinstance(self._line, Member):
+                    if lost:
+                        self._connect(self._line)
+                    self._line.expect_another_attempt()
+
+    def interrupted(self, interrupt: Interrupted) -> None:
+        """Tell a person and the other nodes, and leave the result."""
+        print(f"interrupted by {interrupt}; results: {self.run_folder.path}", flush=True)
+        self._result("interrupted").write(self.run_folder)
+
+    def failed(self, failure: Failure) -> int:
+        """Tell a person, leave the result, and give the exit status."""
+        report_failure(failure)
+        if failure["type"] == "Interrupted":
+            self._result("interrupted").write(self.run_folder)
+        else:
+            self._result("failed", failure).write(self.run_folder)
+        return 1
+
+    def _connect(self, member: Member) -> None:
+        host, port = self.identity.master, self.identity.port or DEFAULT_PORT
+        if self.identity.node == 0:
+            # Its own service, whatever the name that others know it by resolves to here.
+            self.address = network.own_address(host, port)
+            member.connect("127.0.0.1", port, self.config.deadlines.start)
+        else:
+            self.address = member.connect(host, port, self.config.deadlines.start)
+
+    def _attempt(self, attempt: int) -> None:
+        """Meet, check, run.
+
+        Raises:
+            JobFailed: on some node, this one included.
+        """
+        several = self.config.topology.nodes > 1
+        try:
+            self._meet(attempt)
+            prepare(self.config)
+            self._preflight()
+            if self.config.task.name == "preflight":
+                return
+            if self.config.shape.world_size == 1:
+                run_here(self.config, self.run_folder)
+            else:
+                self._run_ranks()
+            self._line.exchange("end of the run", True, _ENDED_SECONDS)
+        except UserError as error:
+            if not several and attempt == 0:
+                raise
+            raise self._line.report(
+                node_failure(
+                    self.identity.node,
+                    type(error).__name__,
+                    error.message,
+                    error.remedy,
+                    fatal=True,
+                )
+            ) from error
+        except Interrupted as interrupt:
+            self._line.tell(
+                node_failure(
+                    self.identity.node,
+                    "Interrupted",
+                    f"node {self.identity.node} was asked to end by {interrupt}",
+                    "",
+                    fatal=True,
+                )
+            )
+            raise
+
+    def _meet(self, attempt: int) -> None:
+        """Let all nodes arrive, and agree on one run folder."""
+        start = self.config.deadlines.start
+        arrived = self._line.exchange(MEET, self.run_folder.path.name, start)
+        agreed = self.run_folder.path.with_name(arrived[0])
+        if agreed != self.run_folder.path:
+            with contextlib.suppress(OSError):
+                self.run_folder.path.rmdir()  # Hydra made it, and it is empty
+            self.run_folder = telemetry.RunFolder(agreed)
+        if attempt == 0 and self.identity.node == 0:
+            claim(self.config, self.run_folder)
+        self.run_folder.logs.mkdir(parents=True, exist_ok=True)
+
+    def _preflight(self) -> None:
+        """Compare the nodes' facts, where there is something to compare or it is asked for."""
+        asked = self.config.task.name == "preflight"
+        if not asked and (self.config.topology.nodes == 1 or not self.config.preflight):
+            return
+        node, wait = self.identity.node, preflight.DEADLINE
+        with preflight.listening(node) as port:
+            own = preflight.gather(self.config, self.run_folder, node, self.address, port)
+            facts = self._line.exchange("preflight", own, wait)
+            views = self._line.exchange("preflight ports", preflight.look(facts, node), wait)
+        findings = preflight.compare(facts, views, self.config)
+        if node == 0:
+            preflight.show(findings, facts, self.run_folder, whole=asked)
+        preflight.refuse_errors(findings)
+        if asked and node == 0:
+            self._result("completed").write(self.run_folder)
+
+    def _run_ranks(self) -> None:
+        """Start this node's ranks and follow them to their end.
+
+        Raises:
+            JobFailed: ranks failed, here or elsewhere.
+        """
+        meeting = Meeting(environment=network.environment(self.config, None, os.environ))
+        if self.config.topology.nodes > 1:
+            own = {"address": self.address, "port": network.free_port()}
+            offers = self._line.exchange("start of the ranks", own, self.config.deadlines.start)
+            meeting = Meeting(
+                self.identity.node,
+                self.address,
+                f"{offers[0]['address']}:{offers[0]['port']}",
+                network.environment(self.config, self.address, os.environ),
+            )
+        with Ranks(self.config, self.run_folder, meeting) as ranks:
+
+            def look_around() -> bool:
+                asked = self._line.check()
+                if asked and ranks.suspect is not None:
+                    self._line.tell(ranks.suspect)
+                return asked
+
+            failure = ranks.follow(look_around)
+            if failure is not None:
+                raise self._line.report(failure)
+
+    def _result(self, status: str, failure: Failure | None = None) -> telemetry.Result:
+        return telemetry.Result(
+            status=status,
+            final=None,
+            best=None,
+            images_per_second=None,
+            wall_seconds=time.monotonic() - self.started,
+            topology=str(self.config.shape),
+            world_size=self.config.shape.world_size,
+            error=failure and worker.error_of(failure),
+        )
+
+
+def claim(config: Config, run_folder: telemetry.RunFolder) -> None:
     """Make the run folder, and write ``config.yaml`` into it.
 
     Raises:
         UserError: the folder holds a run already and ``resume=auto`` does not continue it.
     """
-    run_folder = telemetry.RunFolder(folder)
     if config.resume == "auto":
         run_folder.result.unlink(missing_ok=True)
     elif run_folder.metrics.exists() or run_folder.result.exists():
         raise UserError(
-            f"{folder} holds a run already",
+            f"{run_folder.path} holds a run already",
             "resume=auto continues it; another hydra.run.dir=… leaves it alone",
         )
     telemetry.write_text(run_folder.config, dump(config))
-    run_folder.logs.mkdir(exist_ok=True)
-    return run_folder
 
 
 def prepare(config: Config) -> None:
@@ -111,237 +327,35 @@ def prepare(config: Config) -> None:
     models.fetch_pretrained(config.model)
 
 
-def run_here(config: Config, folder: Path) -> int:
-    """Run the only rank in this process, where a debugger can follow it."""
+def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:
+    """Run the only rank in this process, where a debugger can follow it.
+
+    Raises:
+        JobFailed: the task failed.
+    """
     place = Place(rank=0, world_size=1, local_rank=0, node=0)
-    run_folder = telemetry.RunFolder(folder)
     log_file = run_folder.logs / "rank-0.log"
     display: StepDisplay = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
-    started = time.monotonic()
     try:
-        worker.execute(config, folder, place, display)
+        worker.execute(config, run_folder.path, place, display)
     except Exception as error:
         failure = worker.describe(error, place)
         with contextlib.suppress(OSError), log_file.open("a") as log:
             log.writelines(
                 f"{place.tag} {line}\n" for line in (failure["traceback"] or "").splitlines()
             )
-        report_failure(failure)
-        worker.failed_result(config, failure, time.monotonic() - started).write(run_folder)
-        return 1
+        raise JobFailed(failure, again=not failure["fatal"]) from error
     finally:
         display.stop()
-    return 0
 
 
-@dataclass
-class RankLog:
-    """One rank's output: read from the launcher's file, written with the rank's tag."""
-
-    place: Place
-    source: Path
-    target: IO[str]
-    rest: str = ""
-    offset: int = 0
-
-    def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        """Complete lines that the rank has written since the last call; with `final`, the rest."""
-        try:
-            with self.source.open(errors="replace") as stream:
-                stream.seek(self.offset)
-                text = self.rest + stream.read()
-                self.offset = stream.tell()
-        except FileNotFoundError:
-            return
-        *lines, self.rest = text.split("\n")
-        if final and self.rest:
-            lines, self.rest = [*lines, self.rest], ""
-        yield from lines
-
-
-@dataclass
-class Job:
-    """The ranks of this node, started by `paddle.distributed.launch`."""
-
-    config: Config
-    run_folder: telemetry.RunFolder
-    display: StepDisplay = field(default_factory=NoDisplay)
-    scratch: Path = field(init=False)
-    handles: dict[int, int] = field(default_factory=dict)  # rank to its process (pidfd_open(2))
-    deaths: list[int] = field(default_factory=list)  # ranks in the order in which they ended
-
-    def run(self) -> int:
-        """Start the ranks, follow them to their end, and write the result if they did not.
-
-        Raises:
-            Interrupted: by a signal; the ranks are gone by then.
-        """
-        started = time.monotonic()
-        self.display = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
-        self.scratch = Path(tempfile.mkdtemp(prefix="fleet-recipes-"))
-        try:
-            with contextlib.ExitStack() as stack:
-                logs = [self._rank_log(rank, stack) for rank in range(self.config.topology.devices)]
-                launcher = self._start()
-                try:
-                    status = self._follow(launcher, logs)
-                finally:
-                    self._end(launcher)
-                    self._copy(logs, final=True)
-                    self.display.stop()
-            if status != 0:
-                failure = self._failure(status)
-                report_failure(failure)
-                seconds = time.monotonic() - started
-                worker.failed_result(self.config, failure, seconds).write(self.run_folder)
-            return status
-        finally:
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = dict(os.environ)
-        environment[worker.RUN_VARIABLE] = str(self.run_folder.path.resolve())
-        environment[worker.REPORTS_VARIABLE] = str(self.scratch)
-        environment[worker.PROGRESS_VARIABLE] = "1" if sys.stdout.isatty() else "0"
-        worker.set_threads(self.config, environment)
-        devices = ["--nproc_per_node", str(self.config.topology.devices)]
-        if uses_gpu(self.config):
-            wanted = self.config.topology.devices
-            visible = Machine.this().visible or [str(number) for number in range(wanted)]
-            devices = ["--devices", ",".join(visible[:wanted])]
-        else:
-            # With it, the launcher would hand out GPUs that the run does not use.
-            environment.pop("CUDA_VISIBLE_DEVICES", None)
-            environment["PADDLE_DISTRI_BACKEND"] = "gloo"
-        script = Path(__file__).parent.parent / "train.py"
-        with (self.scratch / "launcher.log").open("wb") as output:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "paddle.distributed.launch"),
-                    *devices,
-                    *("--log_dir", str(self.scratch / "ranks")),
-                    str(script),
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A terminal's Ctrl-C reaches this process alone, which then ends the others.
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-
-    def _follow(self, launcher: subprocess.Popen[bytes], logs: list[RankLog]) -> int:
-        """Copy the ranks' output until the launcher ends; return its exit status."""
-        while True:
-            status = launcher.poll()
-            self._copy(logs)
-            if status is not None:
-                return status if status >= 0 else 128 - status
-            self._watch()
-
-    def _watch(self) -> None:
-        """Wait a little, and note in which order ranks end: the first is the cause."""
-        for rank, report in worker.read_reports(self.scratch, "started").items():
-            if rank not in self.handles:
-                try:
-                    self.handles[rank] = os.pidfd_open(report["pid"])
-                except ProcessLookupError:
-                    self.deaths.append(rank)
-        alive = {h: rank for rank, h in self.handles.items() if rank not in self.deaths}
-        # Wakes at once when a rank ends: those that fail because of it take longer to do so.
-        ended, _, _ = select.select(list(alive), [], [], _POLL_SECONDS)
-        self.deaths.extend(alive[handle] for handle in ended)
-
-    def _rank_log(self, local_rank: int, stack: contextlib.ExitStack) -> RankLog:
-        place = Place(local_rank, self.config.shape.world_size, local_rank, node=0)
-        path = self.run_folder.logs / f"rank-{place.rank}.log"
-        target = stack.enter_context(path.open("a", encoding="utf-8"))
-        return RankLog(place, self.scratch / "ranks" / f"workerlog.{local_rank}", target)
-
-    def _copy(self, logs: list[RankLog], *, final: bool = False) -> None:
-        """Write what ranks have said to their logs, and show what concerns a person."""
-        for log in logs:
-            tag = log.place.tag
-            for line in log.new_lines(final=final):
-                if line.startswith(RECORD):
-                    if isinstance(self.display, TerminalDisplay):
-                        self.display.apply(line)
-                    continue
-                tagged = line.startswith(tag)
-                log.target.write(f"{line}\n" if tagged else f"{tag} {line}\n")
-                if tagged and (log.place.rank == 0 or " warning: " in line):
-                    print(line, flush=True)
-            log.target.flush()
-
-    def _end(self, launcher: subprocess.Popen[bytes]) -> None:
-        """Leave no process behind: ask the launcher to end its ranks, then use force."""
-        if launcher.poll() is None:
-            launcher.terminate()
-            try:
-                launcher.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-                launcher.wait()
-        for handle in self.handles.values():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-            os.close(handle)
-
-    def _failure(self, status: int) -> dict[str, Any]:
-        """What made the job fail, from the ranks' reports and the order of their ends."""
-        reports = worker.read_reports(self.scratch, "failed")
-        by_time = sorted(reports.values(), key=lambda report: float(report["time"]))
-        own = [report for report in by_time if not _is_consequence(report)]
-        silent = [rank for rank in self.deaths if rank not in reports]
-        if own:
-            return own[0]
-        if silent:
-            return self._silent_end(silent[0])
-        if by_time:
-            return by_time[0]
-        return {
-            "node": 0,
-            "rank": 0,
-            "type": "LaunchError",
-            "message": f"the launcher ended with status {status} before any rank started",
-            "remedy": "its output is below",
-            "traceback": (self.scratch / "launcher.log").read_text(errors="replace")[-3000:],
-        }
-
-    def _silent_end(self, rank: int) -> dict[str, Any]:
-        """A rank that was killed, or crashed outside of Python."""
-        told = re.search(
-            rf"Container rank {rank} status failed .* code (-?\d+)",
-            (self.scratch / "launcher.log").read_text(errors="replace"),
-        )
-        code = int(told[1]) if told else 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "ended without a word"
-        return {
-            "node": 0,
-            "rank": rank,
-            "type": "RankDied",
-            "message": f"rank {rank} {how}",
-            "remedy": "look for the kernel's out-of-memory killer (dmesg) and at the end of "
-            f"{self.run_folder.logs / f'rank-{rank}.log'}",
-            "traceback": None,
-        }
-
-
-def _is_consequence(report: dict[str, Any]) -> bool:
-    """Whether a rank failed only because another one was gone from a collective."""
-    return report["type"] in ("RuntimeError", "OSError") and any(
-        sign in report["message"] for sign in ("/gloo/", "Connection closed", "NCCL", "tcp_utils")
-    )
-
-
-def report_failure(failure: dict[str, Any]) -> None:
+def report_failure(failure: Failure) -> None:
     """One message: what happened, where, and what to do; the one rank's traceback if it helps."""
     if failure["traceback"]:
         print(failure["traceback"].rstrip(), file=sys.stderr)
-    where = f"[node{failure['node']} rank{failure['rank']}]"
-    name = "" if failure["traceback"] is None else f"{failure['type']}: "
-    print(f"{where} error: {name}{failure['message']}", file=sys.stderr)
+    rank = "" if failure["rank"] is None else f" rank{failure['rank']}"
+    name = f"{failure['type']}: " if failure["traceback"] and failure["rank"] is not None else ""
+    print(f"[node{failure['node']}{rank}] error: {name}{failure['message']}", file=sys.stderr)
     if failure["remedy"]:
         print(f"  remedy: {failure['remedy']}", file=sys.stderr, flush=True)
 
@@ -351,19 +365,6 @@ def show_summary(run_folder: telemetry.RunFolder) -> None:
     import rich
 
     rich.print(telemetry.summary_table(telemetry.read_result(run_folder), run_folder))
-
-
-def ended_early(config: Config, status: str, seconds: float) -> telemetry.Result:
-    """The result of a run that a signal ended."""
-    return telemetry.Result(
-        status=status,
-        final=None,
-        best=None,
-        images_per_second=None,
-        wall_seconds=seconds,
-        topology=str(config.shape),
-        world_size=config.shape.world_size,
-    )
 
 
 @contextlib.contextmanager
@@ -381,8 +382,3 @@ def signals_as_interrupts() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _die_with_parent() -> None:
-    """In the launcher, before it starts: end in good order when this process is gone (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

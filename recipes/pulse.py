@@ -103,6 +103,18 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+def exit_signal(pid: int) -> int | None:
+    """The signal that ended a process whose parent has not asked for its end yet (proc(5)).
+
+    None where it ended by itself, or its parent has asked by now.
+    """
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[-1])
+    except (OSError, ValueError):
+        return None
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+
 def oom_kills() -> int | None:
     """Processes that the kernel has killed for lack of memory in this control group, so far.
 

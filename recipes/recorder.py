@@ -17,6 +17,7 @@ from recipes.data.loader import Batch
 from recipes.evaluation import Scores
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
+from recipes.pulse import Phase, Pulse
 from recipes.saving import Position
 from recipes.topology import Place
 
@@ -38,12 +39,14 @@ class Recorder:
         plan: Plan,
         position: Position,
         progress: StepDisplay,
+        pulse: Pulse,
     ) -> None:
         self.position = position
         self._config = config
         self._place = place
         self._plan = plan
         self._progress = progress
+        self._pulse = pulse
         whole = config.epochs * plan.steps_per_epoch
         self._total = min(whole, config.max_steps or whole)
         self._started = time.monotonic()
@@ -66,8 +69,10 @@ class Recorder:
         batches = iter(loader)
         while True:
             asked = time.monotonic()
+            self._pulse.mark(Phase.READING)
             batch = next(batches, None)
             self._waited += time.monotonic() - asked
+            self._pulse.mark(Phase.STEPPING)
             if batch is None:
                 return
             self._show(batch)

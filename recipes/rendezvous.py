@@ -12,12 +12,15 @@ no names; it starts once the nodes have met here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import queue
 import selectors
 import socket
 import threading
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +32,9 @@ HEARTBEAT_SECONDS = 1.0
 SETTLE_SECONDS = 2.0
 _TICK_SECONDS = 0.1
 _RECEIVE_BYTES = 1 << 16
+# A member not heard of for so long has gone, if another one comes under its number.
+_PRESENT_SECONDS = 5 * HEARTBEAT_SECONDS
+_HELLO_BYTES = 1 << 12  # no hello is longer
 
 # node, rank, type, message, remedy, traceback; `consequence`: it failed because another did;
 # `fatal`: another attempt would fail as well.
@@ -75,12 +81,21 @@ def node_failure(
 
 @dataclass
 class _Connection:
-    """One member, as the coordinator sees it."""
+    """One member, as the coordinator sees it.
+
+    Attributes:
+        node: its number; None before its hello.
+        session: which process it is; a connection made anew has the same.
+        owed: how often it was told to try again and has not yet said that it does. What it says
+            until then belongs to an attempt that is over.
+    """
 
     socket: socket.socket
     address: str
     node: int | None = None
+    session: str = ""
     host: str = ""
+    owed: int = 0
     buffer: bytes = b""
     heard: float = field(default_factory=time.monotonic)
 
@@ -137,31 +152,44 @@ class Coordinator(threading.Thread):
         self._reports: list[Failure] = []
         self._settled_at: float | None = None
         self._over: Failure | None = None
+        self._left: dict[int, str] = {}  # nodes that said goodbye, with their names
         self._stopping = threading.Event()
 
     def run(self) -> None:
         """Serve until `stop`."""
         said_alive = 0.0
         while not self._stopping.is_set():
-            for key, _ in self._selector.select(_TICK_SECONDS):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._receive(key.data)
+            self._serve(_TICK_SECONDS)
             now = time.monotonic()
             if now - said_alive >= HEARTBEAT_SECONDS:
                 said_alive = now
                 self._tell_all(type="alive")
             self._check_deadlines(now)
+        self._serve(0)  # a last word of the node that stops it
+        if self._reports and self._over is None:
+            self._restarts = 0
+            self._finish(self._cause())
         for connection in list(self._connections):
             self._drop(connection)
         self._listener.close()
         self._selector.close()
 
     def stop(self) -> None:
-        """End the service; members that are still there lose contact."""
+        """End the service.
+
+        If a failure has been reported, the members are told; those that are still there lose
+        contact.
+        """
         self._stopping.set()
         self.join(5)
+
+    def _serve(self, seconds: float) -> None:
+        """Take in what arrives within some time."""
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data in self._connections:  # not dropped by what came before it
+                self._receive(key.data)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -181,12 +209,16 @@ class Coordinator(threading.Thread):
             return
         connection.heard = time.monotonic()
         *lines, connection.buffer = (connection.buffer + data).split(b"\n")
+        if connection.node is None and len(connection.buffer) > _HELLO_BYTES:
+            self._drop(connection)
         for line in lines:
+            if connection not in self._connections:
+                return
             try:
                 self._handle(connection, json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                self._drop(connection)  # not one of ours: a port scan, or another program
-                return
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                # Not one of ours: a port scan, or another program. Of a member, it is the end.
+                self._lost(connection, "it sent what is no message")
 
     def _handle(self, connection: _Connection, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -194,12 +226,17 @@ class Coordinator(threading.Thread):
             self._welcome(connection, message)
         elif connection.node is None:
             self._drop(connection)
+        elif kind == "bye":
+            self._left[connection.node] = connection.name
+            self._drop(connection)
+        elif kind == "again":
+            connection.owed = max(0, connection.owed - 1)
+        elif connection.owed:
+            pass
         elif kind == "exchange":
             self._gather(connection.node, message)
         elif kind == "failed":
             self._report(message["failure"])
-        elif kind == "bye":
-            self._drop(connection)
 
     def _welcome(self, connection: _Connection, hello: dict[str, Any]) -> None:
         node, nodes = int(hello["node"]), int(hello["nodes"])
@@ -215,6 +252,12 @@ class Coordinator(threading.Thread):
                 fatal=True,
             )
         twin = next((each for each in self._connections if each.node == node), None)
+        if twin is not None and twin.session == str(hello["session"]):
+            self._drop(twin)  # the same process has connected anew
+            twin = None
+        elif twin is not None and time.monotonic() - twin.heard > _PRESENT_SECONDS:
+            self._lost(twin, f"{connection.host} ({connection.address}) has come in its place")
+            twin = None
         if problem is None and twin is not None:
             problem = node_failure(
                 node,
@@ -230,15 +273,16 @@ class Coordinator(threading.Thread):
             if not self._met:  # a job that runs goes on: the stranger is the one that is wrong
                 self._finish(problem)
             return
-        connection.node = node
+        connection.node, connection.session = node, str(hello["session"])
+        self._left.pop(node, None)
         if self._over is not None:
             connection.send(type="failed", failure=self._over, again=False)
 
     def _gather(self, node: int, message: dict[str, Any]) -> None:
-        name = message["name"]
+        name, value = message["name"], message["value"]
         ends = time.monotonic() + float(message["deadline"])
         exchange = self._exchanges.setdefault(name, _Exchange(ends))
-        exchange.values[node] = message["value"]
+        exchange.values[node] = value
         if len(exchange.values) == self._nodes:
             values = [exchange.values[each] for each in range(self._nodes)]
             del self._exchanges[name]
@@ -246,9 +290,12 @@ class Coordinator(threading.Thread):
             self._tell_all(type="all", name=name, values=values)
 
     def _report(self, failure: Failure) -> None:
+        if self._over is not None:
+            return
         self._reports.append(failure)
         if self._settled_at is None:
             self._settled_at = time.monotonic() + SETTLE_SECONDS
+            self._tell_all(type="who")  # a rank of some node may be what the others wait for
 
     def _lost(self, connection: _Connection, how: str) -> None:
         node, name = connection.node, connection.name
@@ -271,9 +318,27 @@ class Coordinator(threading.Thread):
             if now > exchange.ends:
                 del self._exchanges[name]
                 self._report(self._missing(name, exchange))
+            elif name != MEET:  # there, a node that left may come again
+                self._miss_those_who_left(exchange)
         if self._settled_at is not None and now > self._settled_at:
-            own = [report for report in self._reports if not report["consequence"]]
-            self._finish((own or self._reports)[0])
+            self._finish(self._cause())
+
+    def _cause(self) -> Failure:
+        """The report that the others follow from."""
+        own = [report for report in self._reports if not report["consequence"]]
+        return (own or self._reports)[0]
+
+    def _miss_those_who_left(self, exchange: _Exchange) -> None:
+        """Report nodes that an exchange needs and that have said goodbye; once each."""
+        for node in [node for node in self._left if node not in exchange.values]:
+            self._report(
+                node_failure(
+                    node,
+                    "NodeLost",
+                    f"{self._left.pop(node)} left before the end",
+                    "see what it says",
+                )
+            )
 
     def _missing(self, name: str, exchange: _Exchange) -> Failure:
         missing = [node for node in range(self._nodes) if node not in exchange.values]
@@ -303,8 +368,8 @@ class Coordinator(threading.Thread):
         early = waiting.values if waiting else {}
         for connection in list(self._connections):
             if connection.node is not None and connection.node not in early:
+                connection.owed += again
                 connection.send(type="failed", failure=failure, again=again)
-        self._met = False
 
     def _tell_all(self, **message: Any) -> None:
         for connection in list(self._connections):
@@ -335,6 +400,7 @@ class Member:
         self._sending = threading.Lock()
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
         self._failed: JobFailed | None = None
+        self._session = uuid.uuid4().hex
 
     def connect(self, host: str, port: int, deadline: float) -> str:
         """Reach the coordinator and say hello.
@@ -349,24 +415,41 @@ class Member:
         Raises:
             UserError: the name does not resolve, or nobody answers.
         """
-        ends = time.monotonic() + deadline
-        while True:
-            try:
-                connection = socket.create_connection((host, port), timeout=2)
-                break
-            except OSError as error:
-                if time.monotonic() > ends:
-                    raise self._unreachable(host, port, deadline, error) from None
-                time.sleep(0.2)
+        if self._socket is not None:  # a connection that was lost
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+        connection = self._reach(host, port, deadline)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._failed = None
         self._inbox = queue.Queue()
-        self._send(type="hello", node=self.node, nodes=self._nodes, host=socket.gethostname())
+        self._send(
+            type="hello",
+            node=self.node,
+            nodes=self._nodes,
+            host=socket.gethostname(),
+            session=self._session,
+        )
         threading.Thread(target=self._listen, args=(connection, self._inbox), daemon=True).start()
         threading.Thread(target=self._beat, args=(connection,), daemon=True).start()
         return str(connection.getsockname()[0])
+
+    def _reach(self, host: str, port: int, deadline: float) -> socket.socket:
+        ends = time.monotonic() + deadline
+        while True:
+            try:
+                connection = socket.create_connection((host, port), timeout=2)
+                if connection.getsockname() != connection.getpeername():
+                    return connection
+                # Where nobody listens on this machine, TCP can connect a port to itself.
+                connection.close()
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            except OSError as error:
+                if time.monotonic() > ends:
+                    raise self._unreachable(host, port, deadline, error) from None
+                time.sleep(0.2)
 
     def exchange(self, name: str, value: Any, deadline: float) -> list[Any]:
         """Give a value and get every node's, by node number.
@@ -400,14 +483,23 @@ class Member:
             return told if told.failure["type"] != "NoContact" else self._fail(failure)
         return self._fail(failure)
 
-    def check(self) -> None:
+    def tell(self, failure: Failure) -> None:
+        """Tell a failure without waiting."""
+        self._send(type="failed", failure=failure)
+
+    def check(self) -> bool:
         """Look whether something has been told, without waiting.
+
+        Returns:
+            Whether the coordinator asks for a rank of this node that holds up others.
 
         Raises:
             JobFailed: the job has failed on some node.
         """
-        while self._next(0) is not None:
-            pass
+        asked = False
+        while (message := self._next(0)) is not None:
+            asked |= message["type"] == "who"
+        return asked
 
     def close(self) -> None:
         """Leave in good order."""
@@ -434,8 +526,10 @@ class Member:
         return self._failed
 
     def expect_another_attempt(self) -> None:
-        """Forget a failure that was told with `again`."""
-        self._failed = None
+        """Forget a failure that was told with `again`, and say so."""
+        told, self._failed = self._failed, None
+        if told is not None and told.again:
+            self._send(type="again")
 
     def _listen(self, connection: socket.socket, inbox: queue.Queue[dict[str, Any]]) -> None:
         """In a thread: put what the coordinator says into the inbox, and notice its silence."""
@@ -450,8 +544,12 @@ class Member:
                 inbox.put({"type": "failed", "failure": self._lost_contact(), "again": False})
                 return
             *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
+            try:
+                messages = [json.loads(line) for line in lines]
+            except ValueError:  # not the coordinator, or its words cut short when it was frozen
+                inbox.put({"type": "failed", "failure": self._lost_contact(), "again": False})
+                return
+            for message in messages:
                 if message["type"] != "alive":
                     inbox.put(message)
 
@@ -489,3 +587,32 @@ class Member:
             "start the command on node 0 (topology.node_rank=0), and see that this machine may "
             "connect to that port",
         )
+
+
+class Alone:
+    """The line of a job of one node: to nobody.
+
+    Args:
+        restarts: how many failures it may have and be started again.
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = restarts
+
+    def exchange(self, name: str, value: Any, deadline: float) -> list[Any]:
+        """The own value."""
+        del name, deadline
+        return [value]
+
+    def report(self, failure: Failure) -> JobFailed:
+        """What to raise."""
+        again = self._restarts > 0 and not failure["fatal"]
+        self._restarts -= again
+        return JobFailed(failure, again=again)
+
+    def tell(self, failure: Failure) -> None:
+        """There is nobody to tell."""
+
+    def check(self) -> bool:
+        """Nobody asks."""
+        return False

@@ -27,6 +27,7 @@ from recipes.data.normalisation import Normalise
 from recipes.evaluation import evaluate
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
+from recipes.pulse import Phase, Pulse
 from recipes.recorder import Recorder
 from recipes.saving import Saver, identity
 from recipes.topology import Place
@@ -35,7 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, run: telemetry.RunFolder, place: Place, display: StepDisplay
+    config: Config,
+    run: telemetry.RunFolder,
+    place: Place,
+    display: StepDisplay,
+    pulse: Pulse,
 ) -> telemetry.Result:
     """Train, evaluate and save as configured.
 
@@ -43,7 +48,8 @@ def train(
         config: checked, with its batch sizes filled in.
         run: where rank 0 leaves metrics and checkpoints.
         place: this process in the job, which `distributed.start` has joined.
-        display: shows how far the run is.
+        display: shows a person how far the run is.
+        pulse: shows the parent that this rank moves on.
 
     Raises:
         UserError: the data, a checkpoint or the disk is not as it must be, or the loss is not
@@ -75,7 +81,7 @@ def train(
 
     described = identity(config, len(train_set), models.num_classes(config, train_set))
     saver = Saver(config, run, place, model, optimizer, scaler, described)
-    recorder = Recorder(config, run, place, plan, saver.resume(), display)
+    recorder = Recorder(config, run, place, plan, saver.resume(), display, pulse)
 
     network = distributed.data_parallel(model)
     optimizer = fleet.distributed_optimizer(optimizer)
@@ -126,8 +132,9 @@ def train(
             # Each rank has running statistics of its own samples; their mean stands for all, and
             # makes every rank evaluate, and rank 0 save, the same model.
             distributed.average_over_ranks(batch_norm.running_statistics(model))
-        improved = recorder.evaluated(epoch, evaluate(model, eval_set, config, place))
+        improved = recorder.evaluated(epoch, evaluate(model, eval_set, config, place, pulse))
         if recorder.done or (epoch + 1) % config.save.every_epochs == 0:
+            pulse.mark(Phase.SAVING)
             saver.save(recorder.position, improved=improved)
 
     return recorder.result()

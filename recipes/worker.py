@@ -20,11 +20,12 @@ from typing import Any
 from recipes import telemetry
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
+from recipes.pulse import NoPulse, Phase, Pulse, SharedPulse
 from recipes.topology import Place, threads_per_rank
 
 # What the parent tells its ranks.
-RUN_VARIABLE = "FLEET_RECIPES_RUN"  # the run folder, with the checked config.yaml
-REPORTS_VARIABLE = "FLEET_RECIPES_REPORTS"  # where ranks leave word for the parent
+RUN_VARIABLE = "FLEET_RECIPES_RUN"  # the run folder
+REPORTS_VARIABLE = "FLEET_RECIPES_REPORTS"  # config.yaml, and where ranks leave word
 PROGRESS_VARIABLE = "FLEET_RECIPES_PROGRESS"  # "1": report steps for a progress bar
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +39,8 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
     folder = os.environ.get(RUN_VARIABLE)
     if folder is None:
         return compose(conf, overrides)
-    return load(telemetry.RunFolder(Path(folder)).config), Path(folder)
+    # Not the run folder's copy: nodes may share that folder and differ in where their data is.
+    return load(Path(os.environ[REPORTS_VARIABLE]) / "config.yaml"), Path(folder)
 
 
 def run_rank(config: Config, folder: Path, place: Place) -> int:
@@ -60,9 +62,10 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
     display: StepDisplay = NoDisplay()
     if place.rank == 0 and os.environ.get(PROGRESS_VARIABLE) == "1":
         display = ReportingDisplay()
+    pulse: Pulse = SharedPulse(Path(reports) / f"pulse-{place.rank}") if reports else NoPulse()
     started = time.monotonic()
     try:
-        execute(config, folder, place, display)
+        execute(config, folder, place, display, pulse)
     except Exception as error:
         failure = describe(error, place)
         if failure["traceback"]:
@@ -76,44 +79,60 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
                     telemetry.RunFolder(folder)
                 )
         return 1
+    if reports:
+        write_report(Path(reports), place.rank, {}, "completed")
     return 0
 
 
-def execute(config: Config, folder: Path, place: Place, display: StepDisplay) -> None:
+def execute(
+    config: Config,
+    folder: Path,
+    place: Place,
+    display: StepDisplay,
+    pulse: Pulse | None = None,
+) -> None:
     """Join the job and run the configured task; rank 0 writes the run folder.
 
     Raises:
         UserError: something the user can mend.
     """
+    pulse = pulse or NoPulse()
+    pulse.mark(Phase.STARTING)
     set_threads(config, os.environ)
     import_paddle()
     from recipes import distributed
 
     distributed.start(config, place)
-    run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
+    pulse.mark(Phase.PREPARING)
+    run = telemetry.RunFolder(folder)
+    if RUN_VARIABLE not in os.environ:
+        # Each rank has composed a name with its own clock; rank 0's counts.
+        run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
     if RUN_VARIABLE not in os.environ:  # else the parent writes the logs
         telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
     if place.rank == 0:
         telemetry.write_text(run.config, dump(config))
         telemetry.write_json(run.environment, telemetry.environment())
     if config.task.name == "evaluate":
-        result = evaluate_task(config, run, place)
+        result = evaluate_task(config, run, place, pulse)
     else:
         from recipes import trainer
 
-        result = trainer.train(config, run, place, display)
+        result = trainer.train(config, run, place, display, pulse)
     if place.rank == 0:
         result.write(run)
 
 
-def evaluate_task(config: Config, run: telemetry.RunFolder, place: Place) -> telemetry.Result:
+def evaluate_task(
+    config: Config, run: telemetry.RunFolder, place: Place, pulse: Pulse
+) -> telemetry.Result:
     """``task=evaluate``: the scores of a checkpoint, as an event and a result."""
     from dataclasses import asdict
 
     from recipes.evaluation import evaluate_checkpoint
 
     started = time.monotonic()
-    scores, position = evaluate_checkpoint(config, run.path, place)
+    scores, position = evaluate_checkpoint(config, run.path, place, pulse)
     metrics = {"epoch": position["epoch"], "step": position["step"], **asdict(scores)}
     if place.rank == 0:
         with telemetry.MetricsLog(run.metrics) as log:
@@ -171,7 +190,20 @@ def describe(error: BaseException, place: Place) -> dict[str, Any]:
         if isinstance(error, UserError)
         else "the traceback says where; it is in the rank's log too",
         "traceback": None if user_error else "".join(traceback.format_exception(error)),
+        "consequence": is_consequence(error),
+        "fatal": user_error,
     }
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether a rank failed only because another one was gone from, or late for, a collective."""
+    signs = ("/gloo/", "Connection closed", "NCCL", "tcp_utils")
+    return isinstance(error, RuntimeError | OSError) and any(sign in str(error) for sign in signs)
+
+
+def error_of(failure: dict[str, Any]) -> dict[str, Any]:
+    """A failure as ``result.json`` holds it."""
+    return {key: failure[key] for key in ("node", "rank", "type", "message", "remedy")}
 
 
 def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> telemetry.Result:
@@ -184,7 +216,7 @@ def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> te
         wall_seconds=seconds,
         topology=str(config.shape),
         world_size=config.shape.world_size,
-        error={key: failure[key] for key in ("node", "rank", "type", "message", "remedy")},
+        error=error_of(failure),
     )
 
 

@@ -1,0 +1,74 @@
+"""Which address and interface a node uses to talk to the others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from recipes.config import Config, UserError
+
+
+def own_address(host: str, port: int) -> str:
+    """This machine's address on the route to `host`.
+
+    Raises:
+        UserError: the name does not resolve.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing: it asks the kernel for the route
+            return str(probe.getsockname()[0])
+    except socket.gaierror as error:
+        raise UserError(
+            f"topology.master={host} does not resolve to an address: {error.strerror}",
+            "give node 0's address, or a name that every machine can resolve",
+        ) from None
+    except OSError as error:
+        raise UserError(f"there is no route to topology.master={host}: {error.strerror}") from None
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that holds an address; None where no one does."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return None
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def environment(config: Config, address: str | None, present: Mapping[str, str]) -> dict[str, str]:
+    """Variables that lead NCCL and gloo to the right network; the user's own win.
+
+    Args:
+        address: this node's on the way to node 0; None for a job of one node.
+        present: the environment as it is.
+
+    Raises:
+        UserError: ``network.interface`` does not exist here.
+    """
+    interface = config.network.interface
+    if interface is not None and interface not in psutil.net_if_addrs():
+        raise UserError(
+            f"network.interface={interface} does not exist on {socket.gethostname()}",
+            f"it has {', '.join(sorted(psutil.net_if_addrs()))}",
+        )
+    if interface is None:
+        interface = interface_of(address or "127.0.0.1")
+    wanted = {}
+    if interface is not None:
+        # One node: gloo would else ask for the host's name, which need not resolve.
+        wanted["GLOO_SOCKET_IFNAME"] = interface
+        if address is not None:
+            wanted["NCCL_SOCKET_IFNAME"] = interface
+    if config.network.name == "ethernet":
+        wanted["NCCL_IB_DISABLE"] = "1"
+    elif config.network.name == "infiniband":
+        wanted["NCCL_IB_DISABLE"] = "0"
+    return {name: value for name, value in wanted.items() if name not in present}

@@ -1,0 +1,391 @@
+"""This node's ranks: started by `paddle.distributed.launch`, watched, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Self
+
+from recipes import pulse, telemetry, worker
+from recipes.config import Config, Machine, dump, uses_gpu
+from recipes.progress import RECORD, NoDisplay, StepDisplay, TerminalDisplay
+from recipes.pulse import Phase
+from recipes.rendezvous import Failure
+from recipes.topology import Place
+
+# Seconds between a request to end and the end by force. `docker stop` allows ten in all.
+GRACE_SECONDS = 6.0
+# A rank that is at something else than a step while others fail waiting is suspect after this.
+SUSPECT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
+# Variables by which `paddle.distributed.launch` would take other arguments than it is given.
+_LAUNCHER_VARIABLES = re.compile(
+    r"PADDLE_(MASTER|DEVICES|NNODES|RANK|TRAINER_ID|NPROC_PER_NODE|LOG_DIR|LOG_LEVEL|RUN_MODE|IPS|"
+    r"START_PORT|JOB_ID|TRAINERS_ENDPOINTS|ELASTIC_\w+)|POD_IP|MASTER_ADDR|MASTER_PORT"
+)
+_prctl = ctypes.CDLL(None).prctl
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the ranks of all nodes find each other.
+
+    Attributes:
+        node: this node's number.
+        address: this node's, on the network to the others; None for a job of one node.
+        master: address and port of the launcher's rendezvous on node 0; None for one node.
+        environment: variables for the ranks, such as the network interface.
+    """
+
+    node: int = 0
+    address: str | None = None
+    master: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RankLog:
+    """One rank's output: read from the launcher's file, written with the rank's tag."""
+
+    place: Place
+    source: Path
+    target: IO[str]
+    rest: str = ""
+    offset: int = 0
+
+    def new_lines(self, *, final: bool = False) -> Iterator[str]:
+        """Complete lines that the rank has written since the last call; with `final`, the rest."""
+        try:
+            with self.source.open(errors="replace") as stream:
+                stream.seek(self.offset)
+                text = self.rest + stream.read()
+                self.offset = stream.tell()
+        except FileNotFoundError:
+            return
+        *lines, self.rest = text.split("\n")
+        if final and self.rest:
+            lines, self.rest = [*lines, self.rest], ""
+        yield from lines
+
+
+class Ranks:
+    """This node's ranks, from start to end; a context that leaves no process behind.
+
+    Args:
+        config: checked.
+        run_folder: where the logs go.
+        meeting: this node's place among the nodes.
+    """
+
+    def __init__(
+        self, config: Config, run_folder: telemetry.RunFolder, meeting: Meeting | None = None
+    ) -> None:
+        self._config = config
+        self._run_folder = run_folder
+        self._meeting = meeting or Meeting()
+        self._display: StepDisplay = NoDisplay()
+        self._handles: dict[int, int] = {}  # rank to its process (pidfd_open(2))
+        self._pids: dict[int, int] = {}
+        self._deaths: list[int] = []  # ranks in the order in which they ended
+        self._signals: dict[int, int | None] = {}  # that ended them
+        self._suspect: Failure | None = None
+        self._failing_since: float | None = None
+        self._oom_kills = pulse.oom_kills()
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._display = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
+        self._scratch = Path(tempfile.mkdtemp(prefix="fleet-recipes-"))
+        self._run_folder.logs.mkdir(parents=True, exist_ok=True)
+        self._logs = [self._log(each) for each in range(self._config.topology.devices)]
+        self._launcher = self._launch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end()
+            self._copy(final=True)
+        finally:
+            self._display.stop()
+            for log in self._logs:
+                log.target.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def follow(self, look_around: Callable[[], bool]) -> Failure | None:
+        """Copy the ranks' output until they have ended.
+
+        Args:
+            look_around: called several times a second; may raise to give the ranks up, and
+                returns whether another node asks which rank holds things up.
+
+        Returns:
+            Why they failed; None where they completed.
+        """
+        while True:
+            status = self._launcher.poll()
+            self._copy()
+            if status is not None:
+                return self.failure(status) if status else None
+            if look_around() or self._failing_since is not None:
+                self._suspect = self._suspect or self._find_suspect()
+            overdue = self._overdue()
+            if overdue is not None:
+                return overdue
+            if self._failing_since and time.monotonic() - self._failing_since > GRACE_SECONDS:
+                return self.failure(1)  # the launcher itself does not end
+            self._watch()
+
+    @property
+    def suspect(self) -> Failure | None:
+        """A rank of this node that holds up the others, if one has been found."""
+        return self._suspect
+
+    def failure(self, status: int) -> Failure:
+        """What made this node's ranks fail, from their reports and the order of their ends.
+
+        Args:
+            status: the launcher's exit status.
+        """
+        reports = worker.read_reports(self._scratch, "failed")
+        by_time = sorted(reports.values(), key=lambda report: float(report["time"]))
+        own = [report for report in by_time if not report["consequence"]]
+        silent = [rank for rank in self._deaths if rank not in reports]
+        if own:
+            return own[0]
+        if self._suspect is not None:
+            return self._suspect
+        if silent:
+            return self._silent_end(silent[0])
+        if by_time:
+            return by_time[0]
+        return self._describe(
+            None,
+            "LaunchError",
+            f"paddle.distributed.launch ended with status {status} before any rank started",
+            "its output is above",
+            traceback=(self._scratch / "launcher.log").read_text(errors="replace")[-3000:],
+        )
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        telemetry.write_text(self._scratch / "config.yaml", dump(self._config))
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not _LAUNCHER_VARIABLES.fullmatch(name)
+        }
+        environment |= self._meeting.environment | {
+            worker.RUN_VARIABLE: str(self._run_folder.path.resolve()),
+            worker.REPORTS_VARIABLE: str(self._scratch),
+            worker.PROGRESS_VARIABLE: "1" if sys.stdout.isatty() else "0",
+        }
+        worker.set_threads(self._config, environment)
+        wanted = self._config.topology.devices
+        arguments = ["--log_dir", str(self._scratch / "ranks")]
+        if uses_gpu(self._config):
+            visible = Machine.this().visible or [str(number) for number in range(wanted)]
+            arguments += ["--devices", ",".join(visible[:wanted])]
+        else:
+            # With it, the launcher would hand out GPUs that the run does not use.
+            environment.pop("CUDA_VISIBLE_DEVICES", None)
+            environment["PADDLE_DISTRI_BACKEND"] = "gloo"
+            arguments += ["--nproc_per_node", str(wanted)]
+        if self._meeting.master is not None:
+            arguments += ["--master", self._meeting.master]
+            arguments += ["--nnodes", str(self._config.topology.nodes)]
+            arguments += ["--rank", str(self._meeting.node)]
+            arguments += ["--host", str(self._meeting.address)]
+        script = Path(__file__).parent.parent / "train.py"
+        with (self._scratch / "launcher.log").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "paddle.distributed.launch", *arguments, str(script)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A terminal's Ctrl-C reaches this process alone, which then ends the others.
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _log(self, local_rank: int) -> RankLog:
+        devices = self._config.topology.devices
+        node = self._meeting.node
+        place = Place(node * devices + local_rank, self._config.shape.world_size, local_rank, node)
+        path = self._run_folder.logs / f"rank-{place.rank}.log"
+        source = self._scratch / "ranks" / f"workerlog.{local_rank}"
+        return RankLog(place, source, path.open("a", encoding="utf-8"))
+
+    def _watch(self) -> None:
+        """Wait a little, and note in which order ranks end: the first is the cause."""
+        for rank, report in worker.read_reports(self._scratch, "started").items():
+            if rank not in self._pids:
+                self._pids[rank] = report["pid"]
+                try:
+                    self._handles[rank] = os.pidfd_open(report["pid"])
+                except ProcessLookupError:
+                    self._deaths.append(rank)
+        alive = {h: rank for rank, h in self._handles.items() if rank not in self._deaths}
+        # Wakes at once when a rank ends: those that fail because of it take longer to do so.
+        ended, _, _ = select.select(list(alive), [], [], _POLL_SECONDS)
+        for handle in ended:
+            rank = alive[handle]
+            self._deaths.append(rank)
+            self._signals[rank] = pulse.exit_signal(self._pids[rank])
+        completed = worker.read_reports(self._scratch, "completed")
+        if self._failing_since is None and any(r not in completed for r in self._deaths):
+            self._failing_since = time.monotonic()
+
+    def _copy(self, *, final: bool = False) -> None:
+        """Write what ranks have said to their logs, and show what concerns a person."""
+        for log in self._logs:
+            tag = log.place.tag
+            for line in log.new_lines(final=final):
+                if line.startswith(RECORD):
+                    if isinstance(self._display, TerminalDisplay):
+                        self._display.apply(line)
+                    continue
+                tagged = line.startswith(tag)
+                log.target.write(f"{line}\n" if tagged else f"{tag} {line}\n")
+                if tagged and (log.place.rank == 0 or " warning: " in line):
+                    print(line, flush=True)
+            log.target.flush()
+
+    def _end(self) -> None:
+        """Leave no process behind: ask the launcher to end its ranks, then use force."""
+        if self._launcher.poll() is None:
+            self._launcher.terminate()
+            try:
+                self._launcher.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._launcher.kill()
+                self._launcher.wait()
+        for handle in self._handles.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        self._handles.clear()
+
+    def _marks(self) -> dict[int, pulse.Mark]:
+        """The last mark of each rank that lives."""
+        marks = {
+            rank: pulse.read_mark(self._scratch / f"pulse-{rank}")
+            for rank in self._handles
+            if rank not in self._deaths
+        }
+        return {rank: mark for rank, mark in marks.items() if mark is not None}
+
+    def _overdue(self) -> Failure | None:
+        """A rank that has not moved on within its deadline."""
+        deadlines = self._config.deadlines
+        limits = {Phase.STARTING: deadlines.start, Phase.PREPARING: deadlines.prepare}
+        marks = self._marks()
+        late = {
+            rank: mark
+            for rank, mark in marks.items()
+            if mark.age > limits.get(mark.phase, deadlines.step)
+        }
+        if not late:
+            if self._pids or time.monotonic() - self._started < deadlines.start:
+                return None
+            return self._describe(
+                None,
+                "RanksMissing",
+                f"node {self._meeting.node}: no rank has started within {deadlines.start:.0f} s",
+                "deadlines.start=… waits longer; the launcher's output is above",
+                traceback=(self._scratch / "launcher.log").read_text(errors="replace")[-3000:],
+            )
+        suspect = self._suspect or self._find_suspect()
+        if suspect is not None:
+            return suspect
+        rank, mark = max(late.items(), key=lambda item: item[1].age)
+        return self._describe(
+            rank,
+            "RankStuck",
+            f"rank {rank} has been {mark.phase.words} for {mark.age:.0f} s, waiting for others",
+            "see which rank of another node holds it up; deadlines.step=… waits longer",
+            consequence=True,
+        )
+
+    def _find_suspect(self) -> Failure | None:
+        """The rank that others wait for: halted, or busy with something else than they are."""
+        for rank, pid in self._pids.items():
+            if rank not in self._deaths and pulse.is_stopped(pid):
+                return self._describe(
+                    rank,
+                    "RankFrozen",
+                    f"rank {rank} is frozen: its process {pid} is stopped by a signal",
+                    "find out what sent it SIGSTOP (a debugger, job control, a suspended "
+                    "container); SIGCONT would have continued it",
+                )
+        together = (Phase.STARTING, Phase.STEPPING)  # where ranks wait for each other
+        for rank, mark in self._marks().items():
+            if mark.phase not in together and mark.age > SUSPECT_SECONDS:
+                return self._describe(
+                    rank,
+                    "RankStuck",
+                    f"rank {rank} has been {mark.phase.words} for {mark.age:.0f} s while others "
+                    "waited for it",
+                    f"see the end of {self._run_folder.logs / f'rank-{rank}.log'}; "
+                    "a slow disk or network file system is the usual reason",
+                )
+        return None
+
+    def _silent_end(self, rank: int) -> Failure:
+        """A rank that was killed, or crashed outside of Python."""
+        number = self._signals.get(rank)
+        how = f"was ended by {signal.Signals(number).name}" if number else "ended without a word"
+        log = self._run_folder.logs / f"rank-{rank}.log"
+        now = pulse.oom_kills()
+        if now is not None and self._oom_kills is not None and now > self._oom_kills:
+            return self._describe(
+                rank,
+                "OutOfMemory",
+                f"rank {rank} {how}: the kernel killed a process for lack of memory meanwhile",
+                "a smaller batch_size (accumulate=… keeps the global batch), fewer "
+                "dataset.workers, or more memory for the container",
+            )
+        return self._describe(
+            rank,
+            "RankDied",
+            f"rank {rank} {how}",
+            f"see the end of {log}, and whether somebody or a batch system killed it",
+        )
+
+    def _describe(
+        self,
+        rank: int | None,
+        kind: str,
+        message: str,
+        remedy: str,
+        *,
+        traceback: str | None = None,
+        consequence: bool = False,
+    ) -> Failure:
+        return {
+            "node": self._meeting.node,
+            "rank": rank,
+            "type": kind,
+            "message": message,
+            "remedy": remedy,
+            "traceback": traceback,
+            "consequence": consequence,
+            "fatal": False,
+        }
+
+
+def _die_with_parent() -> None:
+    """In the launcher, before it starts: end in good order when this process is gone (prctl(2))."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

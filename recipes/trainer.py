@@ -13,6 +13,7 @@ Nothing here waits for the device outside of a logging step.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import numpy as np
@@ -93,38 +94,39 @@ def train(
         epoch, first_step = recorder.position.epoch, recorder.position.step_in_epoch
         model.train()
         recorder.go_on()
-        batches = train_loader(train_set, plan, epoch, first_step, config.dataset)
-        for batch in recorder.waiting(batches):
-            for path in skipped.update(batch):
-                _log.warning("replaced %s: cannot be read", path)
-            if batch.part == 0:
-                paddle.seed(step_seed(config.seed, recorder.position.step, place.rank))
-            last_part = batch.part == config.accumulate - 1
-            images, labels = normalise(batch.images), paddle.to_tensor(batch.labels)
+        loader = train_loader(train_set, plan, epoch, first_step, config.dataset)
+        with contextlib.closing(loader):  # ends its worker processes
+            for batch in recorder.waiting(loader):
+                for path in skipped.update(batch):
+                    _log.warning("replaced %s: cannot be read", path)
+                if batch.part == 0:
+                    paddle.seed(step_seed(config.seed, recorder.position.step, place.rank))
+                last_part = batch.part == config.accumulate - 1
+                images, labels = normalise(batch.images), paddle.to_tensor(batch.labels)
 
-            # Gradients add up locally, and are averaged over the ranks with the last part.
-            with distributed.gradient_sync(network, enabled=last_part):
-                with optimization.autocast(config.amp):
-                    logits = network(images)
-                    losses = cross_entropy(logits, labels, config.label_smoothing)
-                # This micro-batch's part of the mean over the global batch. Fleet averages over
-                # the ranks; times the world size, that average is the gradient of the global
-                # mean, also where the ranks' shares differ in size.
-                share = losses.sum() / batch.global_count
-                scaler.scale(share * place.world_size).backward()
-            meter.add(share, logits, labels)
-            if not last_part:
-                continue
+                # Gradients add up locally, and are averaged over the ranks with the last part.
+                with distributed.gradient_sync(network, enabled=last_part):
+                    with optimization.autocast(config.amp):
+                        logits = network(images)
+                        losses = cross_entropy(logits, labels, config.label_smoothing)
+                    # This micro-batch's part of the mean over the global batch. Fleet averages over
+                    # the ranks; times the world size, that average is the gradient of the global
+                    # mean, also where the ranks' shares differ in size.
+                    share = losses.sum() / batch.global_count
+                    scaler.scale(share * place.world_size).backward()
+                meter.add(share, logits, labels)
+                if not last_part:
+                    continue
 
-            learning_rate = optimizer.get_lr()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.clear_grad()
-            schedule.step()
-            meter.finish_step(recorder.position.step + 1, optimization.skipped_step(scaler))
-            recorder.finish_step(epoch, batch, learning_rate, meter)
-            if recorder.done:
-                break
+                learning_rate = optimizer.get_lr()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.clear_grad()
+                schedule.step()
+                meter.finish_step(recorder.position.step + 1, optimization.skipped_step(scaler))
+                recorder.finish_step(epoch, batch, learning_rate, meter)
+                if recorder.done:
+                    break
 
         recorder.pause()
         meter.check_finite()  # before a broken model could replace a good checkpoint

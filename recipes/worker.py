@@ -115,6 +115,10 @@ def execute(
         telemetry.write_json(run.environment, telemetry.environment())
     if config.task.name == "evaluate":
         result = evaluate_task(config, run, place, pulse)
+    elif config.task.name == "smoke":
+        from recipes import smoke
+
+        result = smoke.smoke(config, place, pulse)
     else:
         from recipes import trainer
 

@@ -32,6 +32,7 @@ from recipes.topology import Place
 GRACE_SECONDS = 6.0
 _POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 _log = logging.getLogger(__name__)
 
@@ -93,13 +94,8 @@ def claim(config: Config, folder: Path) -> telemetry.RunFolder:
         UserError: the folder holds a run already and ``resume=auto`` does not continue it.
     """
     run_folder = telemetry.RunFolder(folder)
-    if config.resume == "auto":
-        run_folder.result.unlink(missing_ok=True)
-    elif run_folder.metrics.exists() or run_folder.result.exists():
-        raise UserError(
-            f"{folder} holds a run already",
-            "resume=auto continues it; another hydra.run.dir=… leaves it alone",
-        )
+    worker.refuse_used(config, run_folder)
+    run_folder.result.unlink(missing_ok=True)
     telemetry.write_text(run_folder.config, dump(config))
     run_folder.logs.mkdir(exist_ok=True)
     return run_folder
@@ -141,22 +137,28 @@ class RankLog:
     place: Place
     source: Path
     target: IO[str]
-    rest: str = ""
+    rest: bytes = b""
     offset: int = 0
 
     def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        """Complete lines that the rank has written since the last call; with `final`, the rest."""
+        """Complete lines that the rank has written since the last call; with `final`, the rest.
+
+        A carriage return ends a line too. The file may end inside a character or between the two
+        ends of a line, so it is cut as bytes and decoded by the line.
+        """
         try:
-            with self.source.open(errors="replace") as stream:
+            with self.source.open("rb") as stream:
                 stream.seek(self.offset)
-                text = self.rest + stream.read()
-                self.offset = stream.tell()
+                read = stream.read()
         except FileNotFoundError:
             return
-        *lines, self.rest = text.split("\n")
-        if final and self.rest:
-            lines, self.rest = [*lines, self.rest], ""
-        yield from lines
+        self.offset += len(read)
+        text = self.rest + read
+        # A carriage return at the very end may be the first half of a line end.
+        end = len(text) if final else max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+        complete, self.rest = text[:end], text[end:]
+        lines = _LINE_END.split(complete.decode(errors="replace"))
+        yield from lines if lines[-1] else lines[:-1]
 
 
 @dataclass
@@ -169,6 +171,7 @@ class Job:
     scratch: Path = field(init=False)
     handles: dict[int, int] = field(default_factory=dict)  # rank to its process (pidfd_open(2))
     deaths: list[int] = field(default_factory=list)  # ranks in the order in which they ended
+    statuses: dict[int, int] = field(default_factory=dict)  # of those; less than 0: by a signal
 
     def run(self) -> int:
         """Start the ranks, follow them to their end, and write the result if they did not.
@@ -242,7 +245,8 @@ class Job:
 
     def _watch(self) -> None:
         """Wait a little, and note in which order ranks end: the first is the cause."""
-        for rank, report in worker.read_reports(self.scratch, "started").items():
+        started = worker.read_reports(self.scratch, "started")
+        for rank, report in started.items():
             if rank not in self.handles:
                 try:
                     self.handles[rank] = os.pidfd_open(report["pid"])
@@ -251,7 +255,11 @@ class Job:
         alive = {h: rank for rank, h in self.handles.items() if rank not in self.deaths}
         # Wakes at once when a rank ends: those that fail because of it take longer to do so.
         ended, _, _ = select.select(list(alive), [], [], _POLL_SECONDS)
-        self.deaths.extend(alive[handle] for handle in ended)
+        for rank in (alive[handle] for handle in ended):
+            self.deaths.append(rank)
+            status = _status_of_ended(started[rank]["pid"])
+            if status is not None:
+                self.statuses[rank] = status
 
     def _rank_log(self, local_rank: int, stack: contextlib.ExitStack) -> RankLog:
         place = Place(local_rank, self.config.shape.world_size, local_rank, node=0)
@@ -293,30 +301,48 @@ class Job:
         reports = worker.read_reports(self.scratch, "failed")
         by_time = sorted(reports.values(), key=lambda report: float(report["time"]))
         own = [report for report in by_time if not _is_consequence(report)]
-        silent = [rank for rank in self.deaths if rank not in reports]
+        finished = worker.read_reports(self.scratch, "finished")
+        silent = [rank for rank in self.deaths if rank not in reports and rank not in finished]
         if own:
             return own[0]
+        if 128 < status <= 128 + signal.SIGRTMAX:  # its ranks ended because of it
+            return {
+                "node": 0,
+                "rank": 0,
+                "type": "LaunchError",
+                "message": f"the launcher was ended by {_signal_name(status - 128)}",
+                "remedy": "look for the kernel's out-of-memory killer (dmesg), or who sent it",
+                "traceback": None,
+            }
         if silent:
             return self._silent_end(silent[0])
         if by_time:
             return by_time[0]
+        if self.deaths:  # a rank that broke while it ended, after its task
+            return self._silent_end(next(iter(self._told()), self.deaths[0]))
+        when = "while its ranks were running" if self.handles else "before any rank started"
         return {
             "node": 0,
             "rank": 0,
             "type": "LaunchError",
-            "message": f"the launcher ended with status {status} before any rank started",
-            "remedy": "its output is below",
+            "message": f"the launcher ended with status {status} {when}",
+            "remedy": "its output, printed above, says why",
             "traceback": (self.scratch / "launcher.log").read_text(errors="replace")[-3000:],
         }
 
+    def _told(self) -> dict[int, int]:
+        """The exit status of the failed ranks that the launcher names; less than 0: by a signal."""
+        output = (self.scratch / "launcher.log").read_text(errors="replace")
+        told = re.findall(r"Container rank (\d+) status failed .* code (-?\d+)", output)
+        return {int(rank): int(code) for rank, code in told}
+
     def _silent_end(self, rank: int) -> dict[str, Any]:
         """A rank that was killed, or crashed outside of Python."""
-        told = re.search(
-            rf"Container rank {rank} status failed .* code (-?\d+)",
-            (self.scratch / "launcher.log").read_text(errors="replace"),
-        )
-        code = int(told[1]) if told else 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "ended without a word"
+        # The launcher names one of the failed ranks, and often not the one that failed first.
+        code = self.statuses.get(rank) or self._told().get(rank, 0)
+        how = "ended without a word"
+        if code:
+            how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         return {
             "node": 0,
             "rank": rank,
@@ -326,6 +352,23 @@ class Job:
             f"{self.run_folder.logs / f'rank-{rank}.log'}",
             "traceback": None,
         }
+
+
+def _status_of_ended(pid: int) -> int | None:
+    """The exit status of a process that has ended and whose parent has not yet asked for it
+    (proc_pid_stat(5), exit_code); less than 0: by a signal. None where that is over."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[48])) if state == "Z" else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the inner real-time signals have no name
+        return f"signal {number}"
 
 
 def _is_consequence(report: dict[str, Any]) -> bool:

@@ -66,9 +66,11 @@ def run_as_parent() -> int:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the run folder that Hydra has made for a run that never began."""
-    for each in (folder, folder.parent):
-        if each.is_dir() and each.resolve().is_relative_to(Path.cwd()) and not any(each.iterdir()):
+    """Remove the run folder that Hydra has made for a run that never began, and outputs/ with it."""
+    above = folder.resolve().parent
+    ours = [folder, above] if above.is_relative_to(Path.cwd()) and above != Path.cwd() else [folder]
+    for each in ours:
+        if each.is_dir() and not any(each.iterdir()):
             each.rmdir()
 
 

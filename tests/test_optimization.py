@@ -70,7 +70,7 @@ def paddle_factors(schedule: ScheduleConfig, epochs: int, steps: int) -> list[fl
             1.0, [round(m * steps) - warmup for m in schedule.milestones], schedule.gamma
         )
     else:
-        total = epochs * steps - warmup
+        total = max(1, epochs * steps - warmup)  # Paddle's wants a step, also if none is left
         after = lr.CosineAnnealingDecay(1.0, total, eta_min=schedule.final_lr_factor)
     if warmup:
         # Ours gives (step + 1) / warmup, so that no step is taken with a rate of 0.

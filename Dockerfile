@@ -32,19 +32,42 @@ ARG PIP_TRUSTED_HOST
 ARG PADDLE_INDEX
 # docker/certificates.pem is there only where the classic builder needs one; BuildKit gets a secret.
 COPY docker/requirements*.lock docker/pip-install.sh docker/image-packages.sh \
-    docker/trim.sh docker/check_installed.py docker/certificates.pe[m] /build/
-RUN /build/image-packages.sh "${VARIANT}" /opt/venv && /build/trim.sh /opt/venv
-COPY . /workspace
-# Readable whatever the umask of the checkout was; outputs/ and data/ for any user.
-RUN rm -f /workspace/docker/certificates.pem && chmod -R a+rX,go-w /workspace \
-    && mkdir -p /workspace/outputs /workspace/data && chmod 1777 /workspace/outputs /workspace/data
+    docker/trim.sh docker/check_installed.py docker/describe_packages.py \
+    docker/certificates.pe[m] /build/
+RUN /build/image-packages.sh "${VARIANT}" /opt/venv && /build/trim.sh /opt/venv \
+    && /opt/venv/bin/python /build/describe_packages.py /opt/packages.json
+
+# ---- the recipes and what the image says of itself: not shipped ------------------------------------
+FROM system AS recipes
+COPY . /image/workspace
+# Readable whatever the umask of the checkout was. outputs/ and data/ are for any user, and so is the
+# folder itself, for programs that write beside the code (the bare paddle.distributed.launch puts its
+# log/ there).
+RUN cd /image/workspace && rm -f docker/certificates.pem && mkdir -p outputs data \
+    && chmod -R a+rX,go-w . && chmod 1777 . outputs data
+COPY --from=packages /opt/packages.json /build/
+ARG VARIANT=cu126
+ARG BASE
+ARG VERSION=unknown
+ARG GIT_COMMIT=unknown
+ARG BUILD_DATE=unknown
+RUN python3.11 /image/workspace/docker/describe_image.py --variant "${VARIANT}" --base "${BASE}" \
+    --version "${VERSION}" --revision "${GIT_COMMIT}" --created "${BUILD_DATE}" \
+    --packages /build/packages.json /image/etc/fleet-recipes/image.json
 
 # ---- the image -------------------------------------------------------------------------------------
 FROM system
 RUN useradd --uid 1000 --user-group --home-dir /home/fleet --shell /bin/bash fleet \
-    && install --directory --owner fleet --group fleet --mode 1777 /home/fleet
-COPY --from=packages /opt/venv /opt/venv
-COPY --from=packages /workspace /workspace
+    && install --directory --owner fleet --group fleet --mode 1777 /home/fleet \
+    && install --directory --mode 1777 /workspace
+ARG VARIANT=cu126
+ARG BASE
+ARG VERSION=unknown
+ARG GIT_COMMIT=unknown
+ARG BUILD_DATE=unknown
+# name==version of every Python package, separated by blanks; build.sh takes it from the locks.
+ARG PACKAGES=unknown
+ARG PADDLE=unknown
 # LOGNAME names the user also under a uid that /etc/passwd does not know (docker run --user).
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/home/fleet \
@@ -54,20 +77,15 @@ ENV PATH=/opt/venv/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace
+USER fleet
+# tini reaps orphans and forwards signals; -s keeps it quiet under `docker run --init`.
+ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/workspace/docker/entrypoint.sh"]
+CMD ["train.py", "--help"]
 
-ARG VARIANT=cu126
-ARG BASE
-ARG VERSION=unknown
-ARG GIT_COMMIT=unknown
-ARG BUILD_DATE=unknown
-# Programs that write beside the code (the bare paddle.distributed.launch puts its log/ there) may do
-# so under any user.
-RUN chmod 1777 /workspace && /opt/venv/bin/python docker/describe_image.py --variant "${VARIANT}" --base "${BASE}" \
-    --version "${VERSION}" --revision "${GIT_COMMIT}" --created "${BUILD_DATE}" \
-    /etc/fleet-recipes/image.json
-# name==version of every Python package, separated by blanks; build.sh takes it from the locks.
-ARG PACKAGES=unknown
-ARG PADDLE=unknown
+# From the largest and least often changed to the smallest. The classic builder walks the whole image
+# after each step, so few come after the packages.
+COPY --from=packages /opt/venv /opt/venv
+COPY --from=recipes /image /
 LABEL org.opencontainers.image.title="fleet-recipes" \
     org.opencontainers.image.description="Data-parallel training with PaddlePaddle's Fleet API" \
     org.opencontainers.image.version="${VERSION}" \
@@ -77,8 +95,3 @@ LABEL org.opencontainers.image.title="fleet-recipes" \
     fleet-recipes.variant="${VARIANT}" \
     fleet-recipes.paddle="${PADDLE}" \
     fleet-recipes.packages="${PACKAGES}"
-
-USER fleet
-# tini reaps orphans and forwards signals; -s keeps it quiet under `docker run --init`.
-ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/workspace/docker/entrypoint.sh"]
-CMD ["train.py", "--help"]

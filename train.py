@@ -23,28 +23,61 @@ def main() -> int:
     """Run as the parent of a job, or as one rank that `paddle.distributed.launch` started."""
     config.register_schema()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `in_one_message` instead of printing
-    place = place_from_environment(os.environ)
-    if place is not None:
-        from recipes import worker
+    rank = in_one_message(run_as_rank)
+    return run_as_parent() if rank is None else rank
 
-        return in_one_message(lambda: worker.run_rank(*worker.given_run(CONF, sys.argv[1:]), place))
 
-    statuses: list[int] = []  # of each run: `--multirun` makes several
+def run_as_rank() -> int | None:
+    """Run as a rank, where the environment says that this process is one."""
+    try:
+        place = place_from_environment(os.environ)
+    except ValueError as error:
+        raise config.ConfigError(str(error)) from None
+    if place is None:
+        return None
+    from recipes import worker
+
+    return worker.run_rank(*worker.given_run(CONF, sys.argv[1:]), place)
+
+
+def run_as_parent() -> int:
+    """Compose the configuration, or several with `--multirun`, and run each."""
+    statuses: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)
-        statuses.append(in_one_message(lambda: launch.run(config.from_hydra(composed), folder)))
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()  # Hydra made it, and the run never began
+        statuses.append(1)  # until it is known
+        statuses[-1] = in_one_message(lambda: launch.run(config.from_hydra(composed), folder)) or 0
+        remove_if_empty(folder)
 
-    return max([in_one_message(run), *statuses])
+    def compose_and_run() -> None:
+        try:
+            run()
+        except config.MISTAKES:
+            raise
+        except (ValueError, OSError) as error:
+            if statuses:
+                raise  # not about composing
+            # Hydra itself raises these for some mistakes in groups, and for the run folder.
+            raise config.ConfigError(f"{error}, with {' '.join(sys.argv[1:])}") from error
+
+    return max([in_one_message(compose_and_run) or 0, *statuses])
 
 
-def in_one_message(call: Callable[[], int | None]) -> int:
+def remove_if_empty(folder: Path) -> None:
+    """Remove the run folder that Hydra made for a run that never began, and an empty outputs/."""
+    above = folder.resolve().parent
+    ours = [folder, above] if above.is_relative_to(Path.cwd()) and above != Path.cwd() else [folder]
+    for each in ours:
+        if each.is_dir() and not any(each.iterdir()):
+            each.rmdir()
+
+
+def in_one_message(call: Callable[[], int | None]) -> int | None:
     """Call, and turn a mistake of the user's into one message and exit status 2."""
     try:
-        return call() or 0
+        return call()
     except config.MISTAKES as mistake:
         print(f"error: {config.explain(mistake)}", file=sys.stderr)
         return 2

@@ -89,8 +89,7 @@ def convert_sync_batch_norm(
 def running_statistics(model: Layer) -> list[Tensor]:
     """The running means and variances of a model's batch-norm layers of any class.
 
-    `model.buffers()` would miss those of the old `paddle.nn.BatchNorm`, which keeps them as
-    parameters that are not trained.
+    `model.buffers()` misses them: Paddle keeps them as parameters that are not trained.
     """
     return [
         statistic

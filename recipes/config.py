@@ -16,19 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
+    ValidationError,
 )
 
 from recipes.topology import Topology
+
+# The one key that may hold any others.
+_OPEN = "model.arguments"
 
 TASKS = ("train", "evaluate", "preflight", "smoke")
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
@@ -199,7 +204,7 @@ class Config:
     recipe_name: str = "custom"  # the recipe file that set this up, if one did
     epochs: int = 1
     max_steps: int | None = None  # stop early after this many optimizer steps
-    batch_size: int | None = None  # images per device and step
+    batch_size: int | None = None  # images per device and micro-batch
     global_batch_size: int | None = None  # images per optimizer step over all devices
     accumulate: int = 1  # micro-batches per optimizer step on each device
     # Images per device in evaluation. Not derived from batch_size: with fixed batches the scores
@@ -274,6 +279,12 @@ def explain(mistake: Exception) -> str:
         return str(mistake)
     if isinstance(mistake, MissingConfigException):
         return _explain_missing_choice(mistake)
+    if isinstance(mistake, OverrideParseException):
+        return (
+            f"{mistake.override!r} is not a setting: {str(mistake).splitlines()[0]}\n"
+            "  remedy: write KEY=VALUE, and put quotes inside quotes around special characters: "
+            "'KEY=\"VALUE\"'"
+        )
     cause = mistake.__cause__ if isinstance(mistake.__cause__, OmegaConfBaseException) else mistake
     key = getattr(cause, "full_key", None)
     reason = str(cause).splitlines()[0]
@@ -281,10 +292,31 @@ def explain(mistake: Exception) -> str:
         return _explain_unknown_key(key)
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set\n  remedy: {key}=…"
+    if isinstance(cause, ValidationError) and key:
+        reason = _plain_reason(key, reason)
     return f"{key}: {reason}" if key and key not in reason else reason
 
 
+def _plain_reason(key: str, reason: str) -> str:
+    """A type mismatch in the words of a user, who has not seen the schema's classes."""
+    if reason.endswith("is not Optional") or "NoneType" in reason:
+        return f"{key} must have a value, not null"
+    if "ListConfig" in reason:
+        return f"{key} must be a list, such as [30,60,80]"
+    if "is not a subclass of" in reason or "Dict[" in reason:
+        sign = "+" if key == _OPEN else ""
+        return f"{key} holds keys of its own: give them as {sign}{key}.KEY=VALUE"
+    if "DictConfig" in reason:
+        return f"{key} refers to a group of keys, not to a value"
+    return reason
+
+
 def _explain_unknown_key(key: str) -> str:
+    if key.startswith(f"{_OPEN}."):
+        return (
+            f"unknown key {key}: arguments of the backbone's constructor are added, not changed\n"
+            f"  remedy: +{key}=…"
+        )
     known = [name for name, _ in _leaves(OmegaConf.structured(Config))]
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "`--help` lists the keys"
@@ -292,11 +324,12 @@ def _explain_unknown_key(key: str) -> str:
 
 
 def _explain_missing_choice(mistake: MissingConfigException) -> str:
-    group, _, choice = str(mistake.missing_cfg_file).rpartition("/")
-    options = list(mistake.options or [])
+    group, _, choice = str(mistake.missing_cfg_file).partition("/")
+    listed = re.findall(r"^\t(\w+)$", str(mistake), flags=re.MULTILINE)
+    options = list(mistake.options or listed)
     text = f"{group}={choice} is not one of {', '.join(options)}" if options else str(mistake)
-    if group == "topology" and re.fullmatch(r"\d+x\d+", choice):
-        nodes, devices = choice.split("x")
+    if group == "topology" and re.fullmatch(r"[1-9]\d*[xX][1-9]\d*", choice):
+        nodes, devices = choice.lower().split("x")
         text += f"\n  remedy: topology.nodes={nodes} topology.devices={devices}"
     return text
 
@@ -313,12 +346,19 @@ def load(path: Path) -> Config:
     """Read a run folder's ``config.yaml`` back.
 
     Raises:
-        ConfigError: the file is missing, or does not fit the schema.
+        ConfigError: the file is missing, is no YAML, or does not pass the checks of `from_hydra`.
     """
     try:
-        return from_hydra(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))  # type: ignore[arg-type]
-    except (OSError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: not a configuration of this version: {error}") from None
+        read = OmegaConf.load(path)
+        if not isinstance(read, DictConfig):
+            raise ConfigError("it holds no keys")
+        return from_hydra(OmegaConf.merge(OmegaConf.structured(Config), read))  # type: ignore[arg-type]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not a YAML file: {error}") from None
+    except MISTAKES as error:
+        raise ConfigError(f"{path}: not a configuration that runs here: {explain(error)}") from None
 
 
 def dump(config: Config) -> str:
@@ -369,7 +409,7 @@ def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") ->
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else "`--help` lists the keys"
             yield f"unknown key {prefix}{key}: {hint}"
-        elif prefix + key != "model.arguments" and OmegaConf.is_dict(schema._get_node(key)):
+        elif prefix + key != _OPEN and OmegaConf.is_dict(schema._get_node(key)):
             yield from _unknown_keys(composed[key], schema[key], f"{prefix}{key}.")
 
 
@@ -414,6 +454,8 @@ def _ranges(config: Config) -> Iterator[str]:
         "dataset.eval_size": config.dataset.eval_size,
         "model.num_classes": config.model.num_classes,
         "optimizer.clip_norm": config.optimizer.clip_norm,
+        "optimizer.epsilon": config.optimizer.epsilon,
+        "schedule.gamma": config.schedule.gamma,
         "amp.initial_loss_scale": config.amp.initial_loss_scale,
         "deadlines.start": config.deadlines.start,
         "deadlines.prepare": config.deadlines.prepare,
@@ -421,8 +463,11 @@ def _ranges(config: Config) -> Iterator[str]:
         "deadlines.silence": config.deadlines.silence,
     }
     for key, number in positive.items():
-        if number is not None and not (number > 0 and math.isfinite(number)):
-            yield f"{key}={number} must be greater than 0"
+        if number is not None and not 0 < number < math.inf:
+            yield f"{key}={number} must be a number greater than 0"
+    for index, epoch in enumerate(config.schedule.milestones):
+        if not 0 < epoch < math.inf:
+            yield f"schedule.milestones[{index}]={epoch} must be a number greater than 0"
     not_negative = {
         "seed": config.seed,
         "dataset.workers": config.dataset.workers,
@@ -434,8 +479,12 @@ def _ranges(config: Config) -> Iterator[str]:
         "schedule.warmup_epochs": config.schedule.warmup_epochs,
     }
     for key, number in not_negative.items():
-        if not (number >= 0 and math.isfinite(number)):
-            yield f"{key}={number} must not be negative"
+        if not 0 <= number < math.inf:
+            yield f"{key}={number} must be a number that is not negative"
+    if config.seed >= 2**64:
+        yield f"seed={config.seed} must be below 2**64"
+    if not 0 <= config.schedule.final_lr_factor <= 1:
+        yield f"schedule.final_lr_factor={config.schedule.final_lr_factor} must be in [0, 1]"
     below_one = {
         "label_smoothing": config.label_smoothing,
         "optimizer.momentum": config.optimizer.momentum,
@@ -469,6 +518,11 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         yield (
             f"checkpoint={config.checkpoint} is read by task=evaluate only\n"
             "  remedy: resume=PATH continues a training, model.pretrained=PATH starts from weights"
+        )
+    if config.task.name == "evaluate" and config.resume:
+        yield (
+            f"resume={config.resume} continues a training, which task=evaluate does not\n"
+            "  remedy: resume=null"
         )
     if config.schedule.name == "step" and not config.schedule.milestones:
         yield "schedule=step needs schedule.milestones, such as [30,60,80]"

@@ -311,13 +311,8 @@ def claim(config: Config, run_folder: telemetry.RunFolder) -> None:
     Raises:
         UserError: the folder holds a run already and ``resume=auto`` does not continue it.
     """
-    if config.resume == "auto":
-        run_folder.result.unlink(missing_ok=True)
-    elif run_folder.metrics.exists() or run_folder.result.exists():
-        raise UserError(
-            f"{run_folder.path} holds a run already",
-            "resume=auto continues it; another hydra.run.dir=… leaves it alone",
-        )
+    worker.refuse_used(config, run_folder)
+    run_folder.result.unlink(missing_ok=True)
     telemetry.write_text(run_folder.config, dump(config))
 
 

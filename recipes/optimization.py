@@ -73,16 +73,20 @@ def decayed(model: paddle.nn.Layer, decay_bn_and_bias: bool) -> tuple[list[Any],
 def build_optimizer(
     config: Config, model: paddle.nn.Layer, schedule: paddle.optimizer.lr.LRScheduler
 ) -> paddle.optimizer.Optimizer:
-    """Momentum (Sutskever et al. 2013) or AdamW (Loshchilov and Hutter 2019), with two parameter
-    groups: weight decay, and none."""
+    """Momentum (Sutskever et al. 2013) or AdamW (Loshchilov and Hutter 2019).
+
+    All parameters are in one group: Paddle 3.3.1 would clip each group to a norm of its own. What
+    has no weight decay is said in another way; regularizers that a backbone brings with its
+    parameters, which Paddle would put before the configured decay, are replaced.
+    """
     options = config.optimizer
     with_decay, without_decay = decayed(model, options.decay_bn_and_bias)
-    groups = [{"params": with_decay, "weight_decay": options.weight_decay}]
-    if without_decay:
-        groups.append({"params": without_decay, "weight_decay": 0.0})
+    for parameter in with_decay + without_decay:
+        parameter.regularizer = None
     shared: dict[str, Any] = {
         "learning_rate": schedule,
-        "parameters": groups,
+        "parameters": with_decay + without_decay,
+        "weight_decay": options.weight_decay,
         "grad_clip": paddle.nn.ClipGradByGlobalNorm(options.clip_norm)
         if options.clip_norm
         else None,
@@ -90,9 +94,16 @@ def build_optimizer(
         "multi_precision": config.amp.level == "O2",
     }
     if options.name == "adamw":
+        names = {parameter.name for parameter in with_decay}
         return paddle.optimizer.AdamW(
-            beta1=options.beta1, beta2=options.beta2, epsilon=options.epsilon, **shared
+            beta1=options.beta1,
+            beta2=options.beta2,
+            epsilon=options.epsilon,
+            apply_decay_param_fun=lambda name: name in names,
+            **shared,
         )
+    for parameter in without_decay:
+        parameter.regularizer = paddle.regularizer.L2Decay(0.0)  # goes before weight_decay
     return paddle.optimizer.Momentum(momentum=options.momentum, **shared)
 
 

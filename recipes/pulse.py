@@ -103,16 +103,14 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
-def exit_signal(pid: int) -> int | None:
-    """The signal that ended a process whose parent has not asked for its end yet (proc(5)).
-
-    None where it ended by itself, or its parent has asked by now.
-    """
+def exit_status(pid: int) -> int | None:
+    """The exit status of a process that has ended and whose parent has not asked for it yet
+    (proc(5), exit_code); less than 0: by a signal. None where that is over."""
     try:
-        status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[-1])
-    except (OSError, ValueError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return None
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    return os.waitstatus_to_exitcode(int(fields[48])) if state == "Z" else None
 
 
 def oom_kills() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import select
@@ -36,6 +37,8 @@ _LAUNCHER_VARIABLES = re.compile(
     r"PADDLE_(MASTER|DEVICES|NNODES|RANK|TRAINER_ID|NPROC_PER_NODE|LOG_DIR|LOG_LEVEL|RUN_MODE|IPS|"
     r"START_PORT|JOB_ID|TRAINERS_ENDPOINTS|ELASTIC_\w+)|POD_IP|MASTER_ADDR|MASTER_PORT"
 )
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_log = logging.getLogger(__name__)
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -63,22 +66,40 @@ class RankLog:
     place: Place
     source: Path
     target: IO[str]
-    rest: str = ""
+    rest: bytes = b""
     offset: int = 0
 
     def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        """Complete lines that the rank has written since the last call; with `final`, the rest."""
+        """Complete lines that the rank has written since the last call; with `final`, the rest.
+
+        A carriage return ends a line too. The file may end inside a character or between the two
+        ends of a line, so it is cut as bytes and decoded by the line.
+        """
         try:
-            with self.source.open(errors="replace") as stream:
+            with self.source.open("rb") as stream:
                 stream.seek(self.offset)
-                text = self.rest + stream.read()
-                self.offset = stream.tell()
+                read = stream.read()
         except FileNotFoundError:
             return
-        *lines, self.rest = text.split("\n")
-        if final and self.rest:
-            lines, self.rest = [*lines, self.rest], ""
-        yield from lines
+        self.offset += len(read)
+        text = self.rest + read
+        # A carriage return at the very end may be the first half of a line end.
+        end = len(text) if final else max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+        complete, self.rest = text[:end], text[end:]
+        lines = _LINE_END.split(complete.decode(errors="replace"))
+        yield from lines if lines[-1] else lines[:-1]
+
+    def write(self, line: str) -> None:
+        """Put a line into the log; on a disk that is full, the run goes on without."""
+        if self.target.closed:
+            return
+        try:
+            self.target.write(f"{line}\n")
+            self.target.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.target.close()  # flushes what has just failed
+            _log.warning("%s: %s; it ends here", self.target.name, error.strerror)
 
 
 class Ranks:
@@ -99,8 +120,8 @@ class Ranks:
         self._display: StepDisplay = NoDisplay()
         self._handles: dict[int, int] = {}  # rank to its process (pidfd_open(2))
         self._pids: dict[int, int] = {}
-        self._deaths: list[int] = []  # ranks in the order in which they ended
-        self._signals: dict[int, int | None] = {}  # that ended them
+        self._deaths: dict[int, float] = {}  # rank to time.time(), in the order of the ends
+        self._statuses: dict[int, int] = {}  # of those; less than 0: by a signal
         self._suspect: Failure | None = None
         self._failing_since: float | None = None
         self._oom_kills = pulse.oom_kills()
@@ -138,7 +159,7 @@ class Ranks:
             status = self._launcher.poll()
             self._copy()
             if status is not None:
-                return self.failure(status) if status else None
+                return self.failure(status if status > 0 else 128 - status) if status else None
             if look_around() or self._failing_since is not None:
                 self._suspect = self._suspect or self._find_suspect()
             overdue = self._overdue()
@@ -160,24 +181,46 @@ class Ranks:
             status: the launcher's exit status.
         """
         reports = worker.read_reports(self._scratch, "failed")
-        by_time = sorted(reports.values(), key=lambda report: float(report["time"]))
-        own = [report for report in by_time if not report["consequence"]]
-        silent = [rank for rank in self._deaths if rank not in reports]
-        if own:
-            return own[0]
+        finished = worker.read_reports(self._scratch, "finished")
+        own = {float(r["time"]): r for r in reports.values() if not r["consequence"]}
+        silent = [rank for rank in self._deaths if rank not in reports and rank not in finished]
+        if own and not (silent and self._deaths[silent[0]] < min(own)):
+            return own[min(own)]
         if self._suspect is not None:
             return self._suspect
+        if 128 < status <= 128 + signal.SIGRTMAX:  # its ranks ended because of it
+            return self._describe(
+                None,
+                "LaunchError",
+                f"node {self._meeting.node}: paddle.distributed.launch was ended by "
+                f"{_signal_name(status - 128)}",
+                "look for the kernel's out-of-memory killer (dmesg), or who sent it",
+            )
         if silent:
             return self._silent_end(silent[0])
-        if by_time:
-            return by_time[0]
+        if reports:
+            return min(reports.values(), key=lambda report: float(report["time"]))
+        if self._deaths:  # a rank that broke while it ended, after its task
+            return self._silent_end(next(iter(self._told()), next(iter(self._deaths))))
+        when = "while its ranks were running" if self._pids else "before any rank started"
         return self._describe(
             None,
             "LaunchError",
-            f"paddle.distributed.launch ended with status {status} before any rank started",
-            "its output is above",
-            traceback=(self._scratch / "launcher.log").read_text(errors="replace")[-3000:],
+            f"paddle.distributed.launch ended with status {status} {when}",
+            "its output, printed above, says why",
+            traceback=self._launcher_output()[-3000:],
         )
+
+    def _launcher_output(self) -> str:
+        return (self._scratch / "launcher.log").read_text(errors="replace")
+
+    def _told(self) -> dict[int, int]:
+        """The exit status of the failed ranks that the launcher names; less than 0: by a signal."""
+        told = re.findall(
+            r"Container rank (\d+) status failed .* code (-?\d+)", self._launcher_output()
+        )
+        first = self._meeting.node * self._config.topology.devices
+        return {first + int(local_rank): int(code) for local_rank, code in told}
 
     def _launch(self) -> subprocess.Popen[bytes]:
         telemetry.write_text(self._scratch / "config.yaml", dump(self._config))
@@ -236,15 +279,17 @@ class Ranks:
                 try:
                     self._handles[rank] = os.pidfd_open(report["pid"])
                 except ProcessLookupError:
-                    self._deaths.append(rank)
+                    self._deaths[rank] = time.time()
         alive = {h: rank for rank, h in self._handles.items() if rank not in self._deaths}
         # Wakes at once when a rank ends: those that fail because of it take longer to do so.
         ended, _, _ = select.select(list(alive), [], [], _POLL_SECONDS)
         for handle in ended:
             rank = alive[handle]
-            self._deaths.append(rank)
-            self._signals[rank] = pulse.exit_signal(self._pids[rank])
-        completed = worker.read_reports(self._scratch, "completed")
+            self._deaths[rank] = time.time()
+            status = pulse.exit_status(self._pids[rank])
+            if status is not None:
+                self._statuses[rank] = status
+        completed = worker.read_reports(self._scratch, "finished")
         if self._failing_since is None and any(r not in completed for r in self._deaths):
             self._failing_since = time.monotonic()
 
@@ -258,10 +303,9 @@ class Ranks:
                         self._display.apply(line)
                     continue
                 tagged = line.startswith(tag)
-                log.target.write(f"{line}\n" if tagged else f"{tag} {line}\n")
+                log.write(line if tagged else f"{tag} {line}")
                 if tagged and (log.place.rank == 0 or " warning: " in line):
                     print(line, flush=True)
-            log.target.flush()
 
     def _end(self) -> None:
         """Leave no process behind: ask the launcher to end its ranks, then use force."""
@@ -305,7 +349,7 @@ class Ranks:
                 "RanksMissing",
                 f"node {self._meeting.node}: no rank has started within {deadlines.start:.0f} s",
                 "deadlines.start=… waits longer; the launcher's output is above",
-                traceback=(self._scratch / "launcher.log").read_text(errors="replace")[-3000:],
+                traceback=self._launcher_output()[-3000:],
             )
         suspect = self._suspect or self._find_suspect()
         if suspect is not None:
@@ -345,8 +389,11 @@ class Ranks:
 
     def _silent_end(self, rank: int) -> Failure:
         """A rank that was killed, or crashed outside of Python."""
-        number = self._signals.get(rank)
-        how = f"was ended by {signal.Signals(number).name}" if number else "ended without a word"
+        # The launcher names one of the failed ranks, and often not the one that failed first.
+        code = self._statuses.get(rank) or self._told().get(rank, 0)
+        how = "ended without a word"
+        if code:
+            how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         log = self._run_folder.logs / f"rank-{rank}.log"
         now = pulse.oom_kills()
         if now is not None and self._oom_kills is not None and now > self._oom_kills:
@@ -384,6 +431,13 @@ class Ranks:
             "consequence": consequence,
             "fatal": False,
         }
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the inner real-time signals have no name
+        return f"signal {number}"
 
 
 def _die_with_parent() -> None:

@@ -41,14 +41,23 @@ def place_from_environment(environment: Mapping[str, str]) -> Place | None:
     """Where `paddle.distributed.launch` put this process; None outside of a launch.
 
     Raises:
-        ValueError: a variable of the launcher is there but not a number.
+        ValueError: a variable of the launcher is missing or not a number.
     """
     if "PADDLE_TRAINER_ID" not in environment or "PADDLE_LOCAL_RANK" not in environment:
         return None
-    rank = int(environment["PADDLE_TRAINER_ID"])
-    local_rank = int(environment["PADDLE_LOCAL_RANK"])
-    local_size = int(environment.get("PADDLE_LOCAL_SIZE", "1"))
-    world_size = int(environment["PADDLE_TRAINERS_NUM"])
+
+    def number(name: str) -> int:
+        try:
+            return int(environment[name])
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"the environment variable {name} should be a number, and is "
+                f"{environment.get(name, 'missing')}: paddle.distributed.launch sets it, and "
+                "another program must not"
+            ) from None
+
+    rank, local_rank = number("PADDLE_TRAINER_ID"), number("PADDLE_LOCAL_RANK")
+    local_size, world_size = number("PADDLE_LOCAL_SIZE"), number("PADDLE_TRAINERS_NUM")
     # Every node of a topology runs equally many processes, so the node follows from the rank.
     return Place(rank, world_size, local_rank, rank // local_size)
 

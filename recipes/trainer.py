@@ -155,7 +155,12 @@ def cross_entropy(
     Returns:
         [b], in the dtype of the logits.
     """
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+    losses = F.cross_entropy(logits, labels, reduction="none").flatten()
+    if label_smoothing == 0:
+        return losses
+    # Paddle's own smoothing computes in float32, whatever the logits are.
+    uniform = -F.log_softmax(logits, axis=-1).mean(axis=-1)
+    return (1 - label_smoothing) * losses + label_smoothing * uniform
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -38,9 +38,25 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
     where `paddle.distributed.launch` was started by hand."""
     folder = os.environ.get(RUN_VARIABLE)
     if folder is None:
-        return compose(conf, overrides)
+        # No rank writes before all have joined the job, so each finds the folder as it was.
+        config, path = compose(conf, overrides)
+        refuse_used(config, telemetry.RunFolder(path))
+        return config, path
     # Not the run folder's copy: nodes may share that folder and differ in where their data is.
     return load(Path(os.environ[REPORTS_VARIABLE]) / "config.yaml"), Path(folder)
+
+
+def refuse_used(config: Config, run: telemetry.RunFolder) -> None:
+    """Leave a run alone that this one does not continue.
+
+    Raises:
+        UserError: the folder holds a run already, and ``resume=auto`` is not set.
+    """
+    if config.resume != "auto" and (run.metrics.exists() or run.result.exists()):
+        raise UserError(
+            f"{run.path} holds a run already",
+            "resume=auto continues it; another hydra.run.dir=… leaves it alone",
+        )
 
 
 def run_rank(config: Config, folder: Path, place: Place) -> int:
@@ -80,7 +96,7 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
                 )
         return 1
     if reports:
-        write_report(Path(reports), place.rank, {}, "completed")
+        write_report(Path(reports), place.rank, {}, "finished")
     return 0
 
 
@@ -154,7 +170,11 @@ def evaluate_task(
 
 
 def import_paddle() -> None:
-    """Import Paddle without its remarks on threads and compilers, which are settled here."""
+    """Import Paddle without its remarks on threads and compilers, which are settled here.
+
+    Paddle takes SIGTERM for a crash and ends the process with a C++ traceback; what this process
+    does about that signal stays as it was.
+    """
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -162,6 +182,7 @@ def import_paddle() -> None:
     ):
         warnings.filterwarnings("ignore", message="No ccache found")
         import paddle  # noqa: F401
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def set_threads(config: Config, environment: MutableMapping[str, str]) -> None:
@@ -225,7 +246,8 @@ def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> te
 
 
 def write_report(folder: Path, rank: int, content: dict[str, Any], kind: str) -> None:
-    """Leave word for the parent: ``started`` with the pid, ``failed`` with the error."""
+    """Leave word for the parent: ``started`` with the pid, ``failed`` with the error,
+    ``finished`` once the task is done."""
     partial = folder / f".{kind}-{rank}"
     partial.write_text(json.dumps(content))
     partial.replace(folder / f"{kind}-{rank}.json")

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
+import multiprocessing.util
 import os
 import shutil
 import signal
+import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +30,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 _MIB = 1 << 20
 _HELD_BY_RANK = 2  # the batch in the training step and the one on its way to it
-_STOP_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 10.0
+_FEEDER_TIMEOUT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +66,7 @@ class _Arrays(NamedTuple):
 
 def train_loader(
     dataset: ImageDataset, plan: Plan, epoch: int, first_step: int, config: DatasetConfig
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """This rank's micro-batches of an epoch from `first_step` on, in the plan's order.
 
     Worker processes, if dataset.workers asks for any, start at the first `next` and end with the
@@ -207,8 +212,9 @@ class _InWorkers(_Stream):
             places=paddle.CPUPlace(),
             worker_init_fn=lambda _: _set_up_worker(rank_process),
         )
-        self._iterator: Any = iter(loader)
-        # Before multiprocessing's own exit, which would wait for workers that ignore SIGTERM.
+        with _no_collection():
+            self._iterator: Any = iter(loader)
+        # Before multiprocessing's own exit, which would wait for workers that SIGTERM does not end.
         atexit.register(self.close)
 
     def __next__(self) -> _Arrays:
@@ -247,6 +253,18 @@ class _InWorkers(_Stream):
             if worker.is_alive():
                 worker.kill()
             worker.join()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector off; processes forked meanwhile start with it off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Caught:
@@ -292,17 +310,34 @@ def _stack(samples: list[Sample]) -> _Arrays:
 
 
 def _set_up_worker(rank_process: int) -> None:
-    """In a new worker: live as long as the rank, and use one core.
+    """In a new worker: live as long as the rank, use one core, leave nothing in shared memory.
 
     Paddle's workers look whether their parent lives only when work arrives, so a killed rank would
     leave them waiting for ever. Ctrl-C and SIGTERM reach every process of a job; what they mean is
     the rank's decision, and it needs its workers until it has ended what it does.
     """
     import cv2
+    from paddle.base import core
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != rank_process:  # it died before the call above
-        os._exit(1)
+    def end_with_rank(*_: object) -> None:
+        if os.getppid() != rank_process:
+            core._cleanup_mmap_fds()  # type: ignore[attr-defined]
+            os._exit(1)
+
+    def clean_up() -> None:
+        # Paddle has cleaned up already, but its queue may have passed another batch since then.
+        for thread in threading.enumerate():
+            if thread.name == "QueueFeederThread":
+                thread.join(_FEEDER_TIMEOUT_S)
+        core._cleanup_mmap_fds()  # type: ignore[attr-defined]
+
+    # Garbage of the rank must not be collected here: a reader of an earlier loader would join a
+    # C++ thread that a forked process does not have, and abort.
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGINT, end_with_rank)
+    signal.signal(signal.SIGTERM, end_with_rank)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_rank()  # the rank may have died before the call above
+    multiprocessing.util.Finalize(None, clean_up, exitpriority=-100)
     cv2.setNumThreads(0)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from containers import CERTIFICATE_MARKER, PROXY_MARKER, ROOT, Containers, docker
 
+pytest_plugins = ["containers"]
+
 SIZE_LIMIT = 1_600_000_000  # bytes
 # Whom the files of a mounted folder shall belong to. Root runs the tests in CI: any uid will do.
 CALLER = (os.getuid(), os.getgid()) if os.getuid() != 0 else (54321, 54322)
@@ -125,7 +127,7 @@ def test_imports_that_the_recipes_need(containers: Containers) -> None:
 
 
 def test_visualdl_server_answers(containers: Containers) -> None:
-    command = ("visualdl", "--logdir", "/tmp", "--language", "en", "--telemetry", "False")
+    command = ("visualdl", "--logdir", "/tmp", "--language", "en", "--disable-telemetry")
     name = containers.start(*command)
     fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8040/app/index').status)"
     deadline = time.monotonic() + 60
@@ -201,10 +203,8 @@ def test_size(described: dict[str, Any]) -> None:
     assert described["Size"] < SIZE_LIMIT
 
 
-def test_no_layer_holds_certificates_proxies_or_keys(image: str) -> None:
-    begin = b"-----BEGIN %sPRIVATE KEY-----\nMI"
-    keys = [begin % kind for kind in (b"", b"RSA ", b"EC ", b"ENCRYPTED ")]
-    searched = [CERTIFICATE_MARKER.encode(), PROXY_MARKER.encode(), *keys]
+def test_no_layer_holds_what_the_build_was_given(image: str) -> None:
+    searched = [CERTIFICATE_MARKER.encode(), PROXY_MARKER.encode()]
     found: set[bytes] = set()
     overlap = max(map(len, searched))
     with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:

@@ -1,0 +1,207 @@
+"""Every way a run can end: nobody is left behind, one message says what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launched import make_photographs
+from launches import SMALL
+from running import Finished, Running, launch, started
+from test_launches import check_checkpoint
+from test_resume import contents
+
+pytestmark = pytest.mark.launch
+
+# Many short epochs with loader processes: there is always something to interrupt.
+ENDLESS = (
+    *(*SMALL, "dataset=synthetic", "dataset.num_classes=10", "dataset.image_size=16"),
+    *("dataset.train_size=96", "dataset.eval_size=10", "dataset.workers=1"),
+    *("global_batch_size=24", "epochs=1000"),
+)
+# What a person accepts after Ctrl-C, with what a busy machine adds.
+PATIENCE = 20.0
+RESULT_KEYS = {"status", "final", "best", "images_per_second", "wall_seconds", "topology"} | {
+    "world_size"
+}
+ERROR_KEYS = {"node", "rank", "type", "message", "remedy"}
+
+
+def check_failure(run: Finished, *, rank: int, type_: str, message: str) -> None:
+    """One message on the console, the same in ``result.json``."""
+    assert run.status not in (0, None)
+    assert "Traceback" not in run.said
+    assert run.said.count("error:") == 1, run.said
+    assert f"[node0 rank{rank}] error: {message}" in run.errors
+    assert "remedy: " in run.errors
+    assert set(run.result) == RESULT_KEYS | {"error"}
+    assert run.result["status"] == "failed"
+    error = run.result["error"]
+    assert set(error) == ERROR_KEYS
+    assert (error["node"], error["rank"], error["type"]) == (0, rank, type_)
+    assert error["message"].startswith(message)
+    assert error["remedy"]
+
+
+def check_interrupted(run: Finished, number: signal.Signals) -> None:
+    assert run.status == 128 + number
+    assert run.errors == ""
+    assert run.output.count(f"interrupted by {number.name}") == 1
+    assert "error" not in run.output
+    assert set(run.result) == RESULT_KEYS
+    assert run.result["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)]
+)
+def test_a_signal_ends_all_processes(devices: int, number: signal.Signals, tmp_path: Path) -> None:
+    with started(tmp_path / "run", *ENDLESS, f"topology.devices={devices}") as running:
+        running.wait_for_step(9)
+        everyone = running.processes()
+        assert len(everyone) >= 2 * devices  # each rank has a loader process
+        running.process.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):
+            running.process.send_signal(number)  # by an impatient user
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    check_interrupted(run, number)
+    check_checkpoint(run.folder / "checkpoints" / "last")
+    assert run.result["world_size"] == devices
+
+
+def test_a_signal_while_the_ranks_start(tmp_path: Path) -> None:
+    with started(tmp_path / "run", *ENDLESS, "topology=1x2") as running:
+        running.wait_until(lambda: len(running.processes()) >= 4)
+        running.process.send_signal(signal.SIGTERM)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    check_interrupted(run, signal.SIGTERM)
+
+
+def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
+    with started(tmp_path / "run", *ENDLESS, "topology=1x2") as running:
+        running.wait_for_step(5)
+        assert len(running.processes()) >= 6
+        running.process.kill()
+        running.wait_for_nobody(PATIENCE)
+        running.finish()
+    newest = max((running.folder / "checkpoints").glob("step-*"))
+    check_checkpoint(newest)
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    with started(tmp_path / "run", *ENDLESS, "topology.devices=3") as running:
+        running.wait_for_step(5)
+        os.kill(running.rank(1), signal.SIGKILL)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    check_failure(run, rank=1, type_="RankDied", message="rank 1 was ended by SIGKILL")
+    assert str(run.folder / "logs" / "rank-1.log") in run.errors
+
+
+def test_the_end_of_the_launcher_is_told(tmp_path: Path) -> None:
+    with started(tmp_path / "run", *ENDLESS, "topology=1x2") as running:
+        running.wait_for_step(2)
+        os.kill(launcher_of(running), signal.SIGKILL)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    assert run.status == 128 + signal.SIGKILL
+    assert run.said.count("error:") == 1
+    assert "launcher" in run.errors
+    assert "SIGKILL" in run.errors
+    assert "before any rank started" not in run.errors
+    assert run.result["status"] == "failed"
+
+
+def launcher_of(running: Running) -> int:
+    (pid,) = (
+        pid
+        for pid in running.processes()
+        if b"paddle.distributed.launch" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and "PADDLE_TRAINER_ID" not in running.processes()[pid]
+    )
+    return pid
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    return make_photographs(tmp_path / "images")
+
+
+def test_an_unreadable_image_is_told_by_the_rank_that_met_it(
+    photographs: Path, tmp_path: Path
+) -> None:
+    """Without shuffling the image 10 of 24 lies in the share of rank 1 of 3, in the first step."""
+    with started(
+        tmp_path / "run",
+        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
+        *("dataset.shuffle=false", "dataset.workers=1", "global_batch_size=24"),
+        "topology.devices=3",
+    ) as running:
+        run = running.finish()
+        running.wait_for_nobody(1.0)
+    path = photographs / "train" / "newt" / "2.png"
+    check_failure(run, rank=1, type_="UserError", message=f"{path}: ")
+    assert "dataset.on_corrupt=skip" in run.errors
+
+
+def test_a_loss_that_is_not_finite_leaves_the_good_checkpoint(tmp_path: Path) -> None:
+    settings = (*ENDLESS, "topology=1x2", "dataset.train_size=240")
+    good = launch(tmp_path / "run", *settings, "max_steps=2")
+    assert good.status == 0, good.said
+    before = contents(good.folder / "checkpoints")
+    with started(
+        *(good.folder, *settings, "resume=auto"),
+        *("optimizer.base_lr=1e38", "log.every=8"),  # the check waits for the logging step
+    ) as running:
+        run = running.finish()
+        running.wait_for_nobody(1.0)
+    told = re.search(r"the loss is not finite at step (\d+) on rank ([\d, ]+);", run.errors)
+    assert told, run.said
+    assert 3 <= int(told[1]) <= 8
+    check_failure(run, rank=0, type_="NonFiniteLoss", message="the loss is not finite at step")
+    assert contents(run.folder / "checkpoints") == before
+    assert [event["step"] for event in run.events("train")] == [1, 2]
+    for line in (run.folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one checkpoint of the small backbone and not for two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", str(folder)]
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs takes root")
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs is not allowed here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_older_checkpoint(small_disk: Path) -> None:
+    with started(small_disk / "run", *ENDLESS, "topology=1x2") as running:
+        run = running.finish()
+        running.wait_for_nobody(1.0)
+    (left,) = (run.folder / "checkpoints").glob("step-*")
+    check_checkpoint(left)
+    check_checkpoint(run.folder / "checkpoints" / "last")
+    check_failure(run, rank=0, type_="UserError", message="checkpoint step-0000")
+    assert "the disk is full" in run.errors
+    assert "the older checkpoints are intact" in run.errors

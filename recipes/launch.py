@@ -349,7 +349,8 @@ def report_failure(failure: Failure) -> None:
     if failure["traceback"]:
         print(failure["traceback"].rstrip(), file=sys.stderr)
     rank = "" if failure["rank"] is None else f" rank{failure['rank']}"
-    name = f"{failure['type']}: " if failure["traceback"] and failure["rank"] is not None else ""
+    unexpected = failure["traceback"] is not None and failure["rank"] is not None
+    name = f"{failure['type']}: " if unexpected else ""
     print(f"[node{failure['node']}{rank}] error: {name}{failure['message']}", file=sys.stderr)
     if failure["remedy"]:
         print(f"  remedy: {failure['remedy']}", file=sys.stderr, flush=True)

@@ -253,7 +253,7 @@ class Coordinator(threading.Thread):
             )
         twin = next((each for each in self._connections if each.node == node), None)
         if twin is not None and twin.session == str(hello["session"]):
-            self._drop(twin)  # the same process has connected anew
+            self._lost(twin, "it lost contact, and has come back")
             twin = None
         elif twin is not None and time.monotonic() - twin.heard > _PRESENT_SECONDS:
             self._lost(twin, f"{connection.host} ({connection.address}) has come in its place")

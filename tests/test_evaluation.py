@@ -15,6 +15,7 @@ from recipes.config import Config, DatasetConfig, UserError
 from recipes.data.base import ImageDataset, Sample
 from recipes.data.synthetic import SyntheticDataset
 from recipes.evaluation import Scores, evaluate
+from recipes.pulse import NoPulse
 from recipes.topology import Place
 
 ALONE = Place(0, 1, 0, 0)
@@ -97,7 +98,7 @@ def test_scores_are_exact(size: int, dtype: str) -> None:
     dataset = SyntheticDataset(config.dataset, "eval", seed=1)
     expected = expected_scores(model, dataset)
     assert expected.top1 < expected.top5 < 1  # the comparison can tell them apart
-    scores = evaluate(model, dataset, config, ALONE)
+    scores = evaluate(model, dataset, config, ALONE, NoPulse())
     assert (scores.top1, scores.top5, scores.samples) == (expected.top1, expected.top5, size)
     assert scores.loss == pytest.approx(expected.loss, rel=1e-12 if dtype == "float64" else 1e-5)
 
@@ -106,7 +107,10 @@ def test_scores_are_exact(size: int, dtype: str) -> None:
 def test_top5_of_few_classes(classes: int) -> None:
     config, model = a_config(60, classes), a_model(classes)
     dataset = SyntheticDataset(config.dataset, "eval", seed=1)
-    scores, expected = evaluate(model, dataset, config, ALONE), expected_scores(model, dataset)
+    scores, expected = (
+        evaluate(model, dataset, config, ALONE, NoPulse()),
+        expected_scores(model, dataset),
+    )
     assert (scores.top1, scores.top5) == (expected.top1, expected.top5)
     assert (scores.top5 == 1.0) == (classes <= 5)
 
@@ -115,7 +119,10 @@ def test_top5_of_few_classes(classes: int) -> None:
 def test_the_batch_size_does_not_change_what_counts(batch: int) -> None:
     config, model = a_config(360, eval_batch_size=batch), a_model()
     dataset = SyntheticDataset(config.dataset, "eval", seed=1)
-    scores, expected = evaluate(model, dataset, config, ALONE), expected_scores(model, dataset)
+    scores, expected = (
+        evaluate(model, dataset, config, ALONE, NoPulse()),
+        expected_scores(model, dataset),
+    )
     assert (scores.top1, scores.top5, scores.samples) == (expected.top1, expected.top5, 360)
     assert scores.loss == pytest.approx(expected.loss, rel=1e-5)
 
@@ -125,7 +132,7 @@ def test_the_model_is_left_as_it_was(training: bool) -> None:
     config, model = a_config(20), a_model()
     model.train() if training else model.eval()
     before = {name: t.numpy().copy() for name, t in model.state_dict().items()}
-    evaluate(model, SyntheticDataset(config.dataset, "eval", seed=1), config, ALONE)
+    evaluate(model, SyntheticDataset(config.dataset, "eval", seed=1), config, ALONE, NoPulse())
     assert [layer.training for layer in model.sublayers(include_self=True)] == [training] * 5
     for name, tensor in model.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), before[name])
@@ -137,7 +144,7 @@ def test_unreadable_images_do_not_count(caplog: pytest.LogCaptureFixture) -> Non
     missing = frozenset({3, *range(10, 20)})  # the whole second batch too
     dataset = WithHoles(config.dataset, missing)
     with caplog.at_level("WARNING", "recipes.evaluation"):
-        scores = evaluate(model, dataset, config, ALONE)
+        scores = evaluate(model, dataset, config, ALONE, NoPulse())
     expected = expected_scores(model, dataset)
     assert asdict(scores) == pytest.approx(asdict(expected), rel=1e-5)
     assert scores.samples == 19
@@ -148,7 +155,9 @@ def test_unreadable_images_do_not_count(caplog: pytest.LogCaptureFixture) -> Non
 def test_no_readable_image_is_an_error() -> None:
     config = a_config(8)
     with pytest.raises(UserError, match="none of the 8 held-out images could be read") as caught:
-        evaluate(a_model(), WithHoles(config.dataset, frozenset(range(8))), config, ALONE)
+        evaluate(
+            a_model(), WithHoles(config.dataset, frozenset(range(8))), config, ALONE, NoPulse()
+        )
     assert "warnings" in caught.value.remedy
 
 
@@ -156,13 +165,17 @@ def test_too_many_unreadable_images_end_the_run() -> None:
     config = a_config(8)
     config.dataset.max_skipped = 2
     with pytest.raises(UserError, match=r"3 images could not be read.*max_skipped=2.*val/5"):
-        evaluate(a_model(), WithHoles(config.dataset, frozenset({1, 4, 5})), config, ALONE)
+        evaluate(
+            a_model(), WithHoles(config.dataset, frozenset({1, 4, 5})), config, ALONE, NoPulse()
+        )
 
 
 def test_a_model_that_gives_no_numbers_scores_without_an_error() -> None:
     config, model = a_config(20), a_model()
     model[3].bias.set_value(np.full(10, np.nan, "float32"))
-    scores = evaluate(model, SyntheticDataset(config.dataset, "eval", seed=1), config, ALONE)
+    scores = evaluate(
+        model, SyntheticDataset(config.dataset, "eval", seed=1), config, ALONE, NoPulse()
+    )
     assert np.isnan(scores.loss)
     assert scores.samples == 20
 
@@ -177,12 +190,14 @@ def on_rank(place: Place) -> dict[str, Any]:
     for size in SIZES:
         config, model = a_config(size), a_model()
         dataset = SyntheticDataset(config.dataset, "eval", seed=1)
-        found[str(size)] = exact(evaluate(model, dataset, config, place))
+        found[str(size)] = exact(evaluate(model, dataset, config, place, NoPulse()))
     config = a_config(30, eval_batch_size=10)
     dataset = WithHoles(config.dataset, frozenset({3, *range(10, 20)}))
-    found["holes"] = exact(evaluate(a_model(), dataset, config, place))
+    found["holes"] = exact(evaluate(a_model(), dataset, config, place, NoPulse()))
     try:
-        evaluate(a_model(), WithHoles(config.dataset, frozenset(range(30))), config, place)
+        evaluate(
+            a_model(), WithHoles(config.dataset, frozenset(range(30))), config, place, NoPulse()
+        )
     except UserError as error:
         found["none"] = error.message
     return found

@@ -25,6 +25,7 @@ from recipes.config import (
 )
 from recipes.metering import Meter
 from recipes.progress import NoDisplay
+from recipes.pulse import NoPulse
 from recipes.topology import Place
 
 ALONE = Place(0, 1, 0, 0)
@@ -389,7 +390,7 @@ def test_the_loop_decorates_the_whole_model_before_it_is_wrapped(
     )
     distributed.start(config, ALONE)
     run = telemetry.RunFolder(tmp_path)
-    result = trainer.train(config, run, ALONE, NoDisplay())
+    result = trainer.train(config, run, ALONE, NoDisplay(), NoPulse())
     assert result.status == "completed"
     expected = ["prepare", "decorate", "data_parallel", "distributed_optimizer", "auto_cast"]
     if amp.level == "O1":

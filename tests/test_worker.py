@@ -35,9 +35,10 @@ def test_a_rank_gets_its_parents_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made = a_config(tmp_path)
     made.epochs = 17
     (tmp_path / "config.yaml").write_text(config.dump(made))
-    monkeypatch.setenv(worker.RUN_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(worker.RUN_VARIABLE, "the/run")
+    monkeypatch.setenv(worker.REPORTS_VARIABLE, str(tmp_path))
     # The command line is the parent's business then.
-    assert worker.given_run(ROOT / "conf", ["epochs=0", "nonsense"]) == (made, tmp_path)
+    assert worker.given_run(ROOT / "conf", ["epochs=0", "nonsense"]) == (made, Path("the/run"))
 
 
 def test_without_a_parent_the_command_line_counts(
@@ -55,6 +56,7 @@ def test_without_a_parent_the_command_line_counts(
 
 def test_a_missing_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(worker.RUN_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(worker.REPORTS_VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read"):
         worker.given_run(ROOT / "conf", [])
 
@@ -102,6 +104,8 @@ def test_a_mistake_of_the_users_has_no_traceback() -> None:
             "message": "what",
             "remedy": error.remedy,
             "traceback": None,
+            "consequence": False,
+            "fatal": True,  # another attempt would make the same mistake
         }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -225,14 +225,14 @@ def test_an_early_end_leaves_no_process(how: str) -> None:
     assert len(workers) == before + 2
     start = time.monotonic()
     if how == "close":
-        loader.close()  # type: ignore[attr-defined]
+        loader.close()
     elif how == "break":
         for _ in loader:
             break
         del loader
     else:
         with pytest.raises(ValueError, match="mine"):
-            loader.throw(ValueError("mine"))  # type: ignore[attr-defined]
+            loader.throw(ValueError("mine"))
     assert time.monotonic() - start < 5
     assert len(children()) == before
     assert shared_files(*workers) == []

@@ -1,0 +1,223 @@
+"""Each fault of a cluster ends on every node, in time, with one message that names the cause.
+
+`make test-faults` runs these and prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from containers import Containers, docker
+from nodes import Cluster, Ended, make_network, remove_network
+from PIL import Image
+
+pytest_plugins = ["container_fixtures"]
+pytestmark = pytest.mark.faults
+
+START = 25.0  # deadlines.start of these runs
+SILENCE = 8.0  # deadlines.silence
+GLOO = 30.0  # gloo's own timeout, after which the ranks that wait end
+SLACK = 20.0  # for starting Python on a busy machine, settling and ending
+STEP = r"step +3/"
+
+
+@pytest.fixture
+def cluster(containers: Containers) -> Iterator[Cluster]:
+    """A private network; its containers and itself are removed when the test ends."""
+    network = make_network()
+    try:
+        yield Cluster(containers, network)
+    finally:
+        containers.remove()
+        remove_network(network)
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest, record_property: object) -> Iterator[dict[str, Ended]]:
+    """Where a test leaves how the nodes ended, for the table."""
+    del record_property
+    ended: dict[str, Ended] = {}
+    yield ended
+    rows = request.config.stash.setdefault(ROWS, [])
+    name = request.node.name.removeprefix("test_").replace("_", " ")
+    rows.append((name, {label: each.seconds for label, each in ended.items()}, ended))
+
+
+ROWS: pytest.StashKey[list[tuple[str, dict[str, float], dict[str, Ended]]]] = pytest.StashKey()
+
+
+def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "") -> None:
+    """Every node failed in time, with one error message that holds the words."""
+    for label, each in ended.items():
+        assert each.status not in (0, 137), (label, each.output[-2000:])
+        assert each.seconds < deadline, (label, each.seconds)
+        assert "Traceback" not in each.output, (label, each.output[-3000:])
+        messages = each.errors or [m for m in [each.output] if m.startswith("error: ")]
+        assert len(messages) == 1, (label, each.output[-3000:])
+        if node:
+            assert messages[0].startswith(f"[{node}"), messages
+        for word in words:
+            assert re.search(word, messages[0]), (label, word, messages)
+        assert "remedy: " in each.output, each.output[-1000:]
+
+
+def run_two(cluster: Cluster, *overrides: str, until: str = STEP, **more: object) -> None:
+    """Start two nodes of one rank and let them train a few steps."""
+    for number in (0, 1):
+        cluster.node(number, *overrides, **more)  # type: ignore[arg-type]
+    cluster.wait_for("node0", until)
+
+
+def test_a_node_never_arrives(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(0)
+    note |= cluster.ends("node0", seconds=120)
+    check(note, START + SLACK, "node 1 of 2 did not arrive", "node0", node="node1")
+
+
+def test_two_nodes_with_the_same_rank(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(0, topology="3x1")
+    cluster.node(1, topology="3x1")
+    cluster.node(1, topology="3x1", label="twin")
+    note |= cluster.ends("node0", "node1", "twin", seconds=120)
+    check(note, START + SLACK, "node_rank=1", "node1", "twin")
+
+
+def test_a_wrong_node_count(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(0)
+    cluster.node(1, topology="3x1")
+    note |= cluster.ends("node0", "node1", seconds=120)
+    check(note, START + SLACK, "node 1 of 3", "2 nodes", "node1", node="node1")
+
+
+def test_a_master_that_does_not_resolve(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(1, "topology.master=nowhere.invalid")
+    note |= cluster.ends("node1", seconds=120)
+    check(note, START + SLACK, "nowhere.invalid does not resolve", "node 1")
+
+
+def test_a_master_that_does_not_answer(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(1, "topology.master=node1:7001")
+    note |= cluster.ends("node1", seconds=120)
+    check(note, START + SLACK, "node1:7001 did not answer", "node 1")
+
+
+def test_a_port_in_use(cluster: Cluster, note: dict[str, Ended]) -> None:
+    listen = "python -m http.server 6170 >/dev/null 2>&1 & sleep 2;"
+    cluster.node(0, command=listen)
+    note |= cluster.ends("node0", seconds=120)
+    check(note, START + SLACK, "node 0", "6170", "in use")
+
+
+def test_a_rank_is_killed(cluster: Cluster, note: dict[str, Ended]) -> None:
+    run_two(cluster)
+    cluster.execute("node1", "kill", "-9", cluster.rank_pid("node1"))
+    note |= cluster.ends("node0", "node1", seconds=120)
+    check(note, SLACK, "rank 1 was ended by SIGKILL", node="node1 rank1")
+
+
+def test_a_rank_is_frozen(cluster: Cluster, note: dict[str, Ended]) -> None:
+    run_two(cluster)
+    cluster.execute("node1", "kill", "-STOP", cluster.rank_pid("node1"))
+    note |= cluster.ends("node0", "node1", seconds=150)
+    check(note, GLOO + SLACK, "rank 1 is frozen", node="node1 rank1")
+
+
+def test_a_node_is_frozen(cluster: Cluster, note: dict[str, Ended]) -> None:
+    run_two(cluster)
+    docker("pause", cluster.names["node1"])
+    began = time.monotonic()
+    note |= cluster.ends("node0", seconds=120)
+    check(note, SILENCE + SLACK, "node 1", "is lost: nothing was heard of it", node="node1")
+    docker("unpause", cluster.names["node1"])
+    note |= cluster.ends("node1", seconds=60 + time.monotonic() - began, since=began)
+    assert note["node1"].status not in (0, 137)
+    assert len(note["node1"].errors) == 1
+
+
+def test_a_node_is_cut_from_the_network(cluster: Cluster, note: dict[str, Ended]) -> None:
+    run_two(cluster)
+    docker("network", "disconnect", cluster.network, cluster.names["node1"])
+    note |= cluster.ends("node0", "node1", seconds=150)
+    for label, words in (("node0", "node 1 .* is lost"), ("node1", "lost contact with node 0")):
+        check({label: note[label]}, GLOO + SILENCE + SLACK, words, node="node1")
+
+
+def image_folders(folder: Path, *, train: int = 4) -> Path:
+    """Two classes of tiny images in train/ and val/."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", 2)):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+IMAGES = (
+    "dataset=imagenet",
+    "dataset.path=/workspace/data",
+    "dataset.image_size=32",
+    "dataset.workers=0",
+    "global_batch_size=4",
+)
+
+
+def mount(folder: Path) -> tuple[str, ...]:
+    return ("--volume", f"{folder}:/workspace/data:ro")
+
+
+def test_a_rank_raises(cluster: Cluster, note: dict[str, Ended], tmp_path: Path) -> None:
+    whole, broken = image_folders(tmp_path / "whole"), image_folders(tmp_path / "broken")
+    for path in broken.glob("train/*/*.png"):
+        path.write_bytes(b"not an image")
+    cluster.node(0, *IMAGES, options=mount(whole))
+    cluster.node(1, *IMAGES, options=mount(broken))
+    note |= cluster.ends("node0", "node1", seconds=150)
+    check(note, 60 + SLACK, r"/workspace/data/train/\w+/\d\.png", node="node1 rank1")
+
+
+def test_a_node_with_other_data(cluster: Cluster, note: dict[str, Ended], tmp_path: Path) -> None:
+    cluster.node(0, *IMAGES, options=mount(image_folders(tmp_path / "whole")))
+    cluster.node(1, *IMAGES, options=mount(image_folders(tmp_path / "less", train=3)))
+    note |= cluster.ends("node0", "node1", seconds=150)
+    check(note, 60 + SLACK, "8", "6", "node 1|node1")
+
+
+def test_a_node_with_another_paddle(cluster: Cluster, note: dict[str, Ended]) -> None:
+    other = (
+        "sed -i 's/3\\.3\\.1/3.3.0/' /opt/venv/lib/python3.11/site-packages/paddle/version/"
+        "__init__.py /opt/venv/lib/python3.11/site-packages/paddlepaddle-*.dist-info/METADATA;"
+    )
+    cluster.node(0)
+    cluster.node(1, command=other)
+    note |= cluster.ends("node0", "node1", seconds=150)
+    check(note, 60 + SLACK, r"3\.3\.1", r"3\.3\.0", "[Pp]addle")
+
+
+def test_a_rank_runs_out_of_memory(cluster: Cluster, note: dict[str, Ended]) -> None:
+    # Enough to start and join, not enough for a step of this batch.
+    more = ("global_batch_size=2048", "dataset.image_size=32", "preflight=false")
+    cluster.node(0, *more)
+    cluster.node(1, *more, options=("--memory", "1200m", "--memory-swap", "1200m"))
+    note |= cluster.ends("node0", "node1", seconds=200)
+    check(note, 150, "rank 1 was ended by SIGKILL", "lack of memory", node="node1 rank1")
+
+
+def test_a_restart_continues_from_the_checkpoint(cluster: Cluster) -> None:
+    """Not a fault that ends the run: with restarts it goes on by itself."""
+    for number in (0, 1):
+        cluster.node(number, "restarts=2", "epochs=2", "max_steps=26")
+    cluster.wait_for("node0", r"step +24/", seconds=200)
+    cluster.execute("node1", "kill", "-9", cluster.rank_pid("node1"))
+    ended = cluster.ends("node0", "node1", seconds=200)
+    assert {each.status for each in ended.values()} == {0}, ended
+    assert "rank 1 was ended by SIGKILL" in ended["node0"].output
+    assert "continuing after step 23" in ended["node0"].output

@@ -1,0 +1,51 @@
+"""Several nodes as real containers: two and four processes on each, one result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import Containers
+from nodes import Cluster, make_network, remove_network
+
+pytest_plugins = ["container_fixtures"]
+
+
+@pytest.fixture
+def cluster(containers: Containers) -> Iterator[Cluster]:
+    """A private network; its containers and itself are removed when the test ends."""
+    network = make_network()
+    try:
+        yield Cluster(containers, network)
+    finally:
+        containers.remove()
+        remove_network(network)
+
+
+@pytest.mark.parametrize("topology", ["2x2", "2x4"])
+def test_two_nodes_train_together(cluster: Cluster, topology: str, tmp_path: Path) -> None:
+    run = "hydra.run.dir=outputs/run"
+    for number in (0, 1):
+        cluster.node(number, run, "max_steps=2", "deadlines.start=120", topology=topology)
+    ended = cluster.ends("node0", "node1", seconds=280)
+    assert {label: each.status for label, each in ended.items()} == {"node0": 0, "node1": 0}, ended
+    cluster.copy("node0", "/workspace/outputs/run", tmp_path / "run0")
+    cluster.copy("node1", "/workspace/outputs/run", tmp_path / "run1")
+    result = json.loads((tmp_path / "run0" / "result.json").read_text())
+    devices = int(topology[2:])
+    assert (result["status"], result["topology"]) == ("completed", topology)
+    assert result["world_size"] == 2 * devices
+    metrics = [json.loads(line) for line in (tmp_path / "run0/metrics.jsonl").open()]
+    assert [m["step"] for m in metrics if m["event"] == "train"] == [1, 2]
+    assert metrics[-1]["samples"] == 360
+    # Rank 0's node holds checkpoints and VisualDL; each node its own ranks' logs.
+    assert (tmp_path / "run0/checkpoints/last/manifest.json").exists()
+    assert not (tmp_path / "run1/checkpoints").exists()
+    assert not (tmp_path / "run1/visualdl").exists()
+    for node in (0, 1):
+        logs = {path.name for path in (tmp_path / f"run{node}" / "logs").iterdir()}
+        assert logs == {f"rank-{node * devices + each}.log" for each in range(devices)}
+    assert "results are on node 0" in ended["node1"].output
+    assert "preflight" in ended["node0"].output

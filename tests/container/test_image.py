@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from containers import CERTIFICATE_MARKER, PROXY_MARKER, ROOT, Containers, docker
 
-pytest_plugins = ["containers"]
+pytest_plugins = ["container_fixtures"]
 
 SIZE_LIMIT = 1_600_000_000  # bytes
 # Whom the files of a mounted folder shall belong to. Root runs the tests in CI: any uid will do.

@@ -172,15 +172,15 @@ class Job:
     def interrupted(self, interrupt: Interrupted) -> None:
         """Tell a person and the other nodes, and leave the result."""
         print(f"interrupted by {interrupt}; results: {self.run_folder.path}", flush=True)
-        self._result("interrupted").write(self.run_folder)
+        self._leave_result("interrupted")
 
     def failed(self, failure: Failure) -> int:
         """Tell a person, leave the result, and give the exit status."""
         report_failure(failure)
         if failure["type"] == "Interrupted":
-            self._result("interrupted").write(self.run_folder)
+            self._leave_result("interrupted")
         else:
-            self._result("failed", failure).write(self.run_folder)
+            self._leave_result("failed", failure)
         return 1
 
     def _connect(self, member: Member) -> None:
@@ -262,7 +262,7 @@ class Job:
             preflight.show(findings, facts, self.run_folder, whole=asked)
         preflight.refuse_errors(findings)
         if asked and node == 0:
-            self._result("completed").write(self.run_folder)
+            self._leave_result("completed")
 
     def _run_ranks(self) -> None:
         """Start this node's ranks and follow them to their end.
@@ -292,28 +292,35 @@ class Job:
             if failure is not None:
                 raise self._line.report(failure)
 
-    def _result(self, status: str, failure: Failure | None = None) -> telemetry.Result:
-        return telemetry.Result(
+    def _leave_result(self, status: str, failure: Failure | None = None) -> None:
+        """Write ``result.json``, unless a run that was to be continued has its own there."""
+        if self.run_folder.result.exists():
+            return
+        final, best = telemetry.scores_so_far(self.run_folder)
+        telemetry.Result(
             status=status,
-            final=None,
-            best=None,
+            final=final,
+            best=best,
             images_per_second=None,
             wall_seconds=time.monotonic() - self.started,
             topology=str(self.config.shape),
             world_size=self.config.shape.world_size,
             error=failure and worker.error_of(failure),
-        )
+        ).write(self.run_folder)
 
 
 def claim(config: Config, run_folder: telemetry.RunFolder) -> None:
-    """Make the run folder, and write ``config.yaml`` into it.
+    """Make sure that the run folder is this run's, and leave ``config.yaml`` in a new one.
+
+    A run that is to be continued is not touched: rank 0 replaces its files once it has accepted
+    the checkpoint.
 
     Raises:
         UserError: the folder holds a run already and ``resume=auto`` does not continue it.
     """
     worker.refuse_used(config, run_folder)
-    run_folder.result.unlink(missing_ok=True)
-    telemetry.write_text(run_folder.config, dump(config))
+    if not run_folder.metrics.exists():
+        telemetry.write_text(run_folder.config, dump(config))
 
 
 def prepare(config: Config) -> None:
@@ -336,9 +343,7 @@ def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:
     except Exception as error:
         failure = worker.describe(error, place)
         with contextlib.suppress(OSError), log_file.open("a") as log:
-            log.writelines(
-                f"{place.tag} {line}\n" for line in (failure["traceback"] or "").splitlines()
-            )
+            log.writelines(f"{place.tag} {line}\n" for line in worker.as_logged(failure))
         raise JobFailed(failure, again=not failure["fatal"]) from error
     finally:
         display.stop()

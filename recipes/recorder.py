@@ -175,6 +175,7 @@ class Recorder:
 
     def _open(self, run: telemetry.RunFolder) -> None:
         """Continue the run's records; what was logged after the checkpoint is superseded."""
+        telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)
         self._board = telemetry.Board(

@@ -470,6 +470,29 @@ class Result:
         write_json(folder.result, self.as_dict())
 
 
+def begin(folder: RunFolder, config: str) -> None:
+    """Make a run folder this run's: write what it is run with, and remove an earlier result.
+
+    Args:
+        config: the composed configuration as YAML.
+    """
+    write_text(folder.config, config)
+    write_json(folder.environment, environment())
+    folder.result.unlink(missing_ok=True)
+
+
+def scores_so_far(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The last and the best evaluation that ``metrics.jsonl`` knows, as `Result` holds them."""
+    evaluations = [
+        {key: value for key, value in event.items() if key not in ("event", "time")}
+        for event in read_metrics(folder.metrics)
+        if event.get("event") == "eval"
+    ]
+    if not evaluations:
+        return None, None
+    return evaluations[-1], max(evaluations, key=lambda each: float(each["top1"]))
+
+
 def read_result(folder: RunFolder) -> Result:
     """``result.json`` as `Result.write` left it."""
     return Result(**json.loads(folder.result.read_text(encoding="utf-8")))

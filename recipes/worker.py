@@ -84,13 +84,13 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
         execute(config, folder, place, display, pulse)
     except Exception as error:
         failure = describe(error, place)
-        if failure["traceback"]:
-            print(failure["traceback"], file=sys.stderr, flush=True)
+        # Without the rank's tag: for the log, while the parent tells a person.
+        print(*as_logged(failure), sep="\n", file=sys.stderr, flush=True)
         if reports:
             write_report(Path(reports), place.rank, failure, "failed")
         else:
             _log.error("%s\n  remedy: %s", failure["message"], failure["remedy"])
-            if place.rank == 0:
+            if place.rank == 0 and not telemetry.RunFolder(folder).result.exists():
                 failed_result(config, failure, time.monotonic() - started).write(
                     telemetry.RunFolder(folder)
                 )
@@ -126,9 +126,8 @@ def execute(
         run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
     if RUN_VARIABLE not in os.environ:  # else the parent writes the logs
         telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
-    if place.rank == 0:
-        telemetry.write_text(run.config, dump(config))
-        telemetry.write_json(run.environment, telemetry.environment())
+    if place.rank == 0 and config.task.name != "train":  # which first sees what it continues
+        telemetry.begin(run, dump(config))
     if config.task.name == "evaluate":
         result = evaluate_task(config, run, place, pulse)
     elif config.task.name == "smoke":
@@ -224,6 +223,12 @@ def is_consequence(error: BaseException) -> bool:
     """Whether a rank failed only because another one was gone from, or late for, a collective."""
     signs = ("/gloo/", "Connection closed", "NCCL", "tcp_utils")
     return isinstance(error, RuntimeError | OSError) and any(sign in str(error) for sign in signs)
+
+
+def as_logged(failure: dict[str, Any]) -> list[str]:
+    """A failure as a rank's log holds it, by line."""
+    text = failure["traceback"] or f"error: {failure['message']}\n  remedy: {failure['remedy']}"
+    return str(text).rstrip().splitlines()
 
 
 def error_of(failure: dict[str, Any]) -> dict[str, Any]:

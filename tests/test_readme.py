@@ -61,9 +61,10 @@ def test_every_command_composes(command: str) -> None:
 def test_marked_commands_run(command: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [sys.executable, *shlex.split(command)[1:], f"hydra.run.dir={run}"]
+    # The bare launcher would leave its logs beside the code.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PADDLE_LOG_DIR": str(tmp_path / "log")}
     ended = subprocess.run(
-        words, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PADDLE_LOG_DIR": str(tmp_path / "log")}, capture_output=True, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert (run / "result.json").exists()

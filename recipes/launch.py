@@ -201,10 +201,12 @@ class Job:
         several = self.config.topology.nodes > 1
         try:
             self._meet(attempt)
-            prepare(self.config)
             self._preflight()
             if self.config.task.name == "preflight":
                 return
+            prepare(self.config)
+            # One node may download for longer than the ranks of another would wait for it.
+            self._line.exchange("the data", True, self.config.deadlines.prepare)
             if self.config.shape.world_size == 1:
                 run_here(self.config, self.run_folder)
             else:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from containers import Containers, docker
-from nodes import Cluster, Ended, make_network, remove_network
+from containers import docker
+from nodes import Cluster, Ended
 from PIL import Image
 
-pytest_plugins = ["container_fixtures"]
+pytest_plugins = ["container_fixtures", "fault_table"]
 pytestmark = pytest.mark.faults
 
 START = 25.0  # deadlines.start of these runs
@@ -24,31 +23,6 @@ SILENCE = 8.0  # deadlines.silence
 GLOO = 30.0  # gloo's own timeout, after which the ranks that wait end
 SLACK = 20.0  # for starting Python on a busy machine, settling and ending
 STEP = r"step +3/"
-
-
-@pytest.fixture
-def cluster(containers: Containers) -> Iterator[Cluster]:
-    """A private network; its containers and itself are removed when the test ends."""
-    network = make_network()
-    try:
-        yield Cluster(containers, network)
-    finally:
-        containers.remove()
-        remove_network(network)
-
-
-@pytest.fixture
-def note(request: pytest.FixtureRequest, record_property: object) -> Iterator[dict[str, Ended]]:
-    """Where a test leaves how the nodes ended, for the table."""
-    del record_property
-    ended: dict[str, Ended] = {}
-    yield ended
-    rows = request.config.stash.setdefault(ROWS, [])
-    name = request.node.name.removeprefix("test_").replace("_", " ")
-    rows.append((name, {label: each.seconds for label, each in ended.items()}, ended))
-
-
-ROWS: pytest.StashKey[list[tuple[str, dict[str, float], dict[str, Ended]]]] = pytest.StashKey()
 
 
 def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "") -> None:

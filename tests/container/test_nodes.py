@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Containers
-from nodes import Cluster, make_network, remove_network
+from nodes import Cluster
 
-pytest_plugins = ["container_fixtures"]
-
-
-@pytest.fixture
-def cluster(containers: Containers) -> Iterator[Cluster]:
-    """A private network; its containers and itself are removed when the test ends."""
-    network = make_network()
-    try:
-        yield Cluster(containers, network)
-    finally:
-        containers.remove()
-        remove_network(network)
+pytest_plugins = ["container_fixtures", "fault_table"]
 
 
 @pytest.mark.parametrize("topology", ["2x2", "2x4"])

@@ -18,10 +18,10 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test lint format lock base image clean
+.PHONY: help setup train test test-faults test-starts lint format lock base image clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## make .venv from the hash-locked requirements (nothing to do if it is up to date)
 	@docker/venv.sh
@@ -32,6 +32,12 @@ train:  ## train ResNet-18 on the embedded digits with two processes: the quick 
 test: setup lint  ## run the linters, the type checker and all tests
 	@echo "test: running the tests"
 	@$(BIN)/python -m pytest
+
+test-faults: setup  ## break real containers in every way, and print how each node ended
+	@$(BIN)/python -m pytest -q -m faults tests/container
+
+test-starts: setup  ## start four processes thirty times in a row
+	@FLEET_RECIPES_STARTS=30 $(BIN)/python -m pytest -q -s tests/integration/test_starts.py --timeout 1800
 
 lint: setup  ## check style, format and types
 	@echo "lint: ruff and mypy"

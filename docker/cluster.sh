@@ -77,6 +77,7 @@ trap 'rm -rf "$scratch"' EXIT
 connect() {  # connect HOST ARGUMENTS...: run bash there, which reads its standard input
     local host=$1 port=()
     shift
+    trap '' INT HUP  # this script hears of them, and ends what runs on the host in good order
     if [[ $host == *:* ]]; then port=(-p "${host##*:}"); fi
     exec "${ssh[@]}" "${port[@]}" -- "${host%:*}" bash -s -- "$@"
 }
@@ -197,6 +198,7 @@ mkfifo "$scratch/console"
 print_script() {  # print_script NODE ARGUMENTS...: what the shell on a host reads, and then beats
     local node=$1 arguments
     shift
+    trap '' INT HUP
     exec 4>&-
     arguments=("$@")
     [ ${#hosts[@]} = 1 ] || arguments+=("topology.node_rank=$node")
@@ -215,7 +217,7 @@ print_script() {  # print_script NODE ARGUMENTS...: what the shell on a host rea
 
 collect() {  # collect NODE STREAM: into the host's log, and to the console
     local line
-    trap '' INT
+    trap '' INT HUP
     while IFS= read -r line || [ -n "$line" ]; do
         printf '%s\n' "$line" >> "$logs/$(log_name "$1")"
         printf '%s %s %s\n' "$1" "$2" "$line" >&4
@@ -227,7 +229,7 @@ log_name() { echo "${hosts[$1]//[^A-Za-z0-9@._-]/_}.log"; }
 show() {  # what a person at this console should see
     local node stream line
     declare -A shown
-    trap '' INT
+    trap '' INT HUP
     while IFS= read -r line; do
         node=${line%% *} line=${line#* }
         stream=${line%% *} line=${line#* }

@@ -38,7 +38,12 @@ fi
 variant=$(docker/variant.sh)
 image=fleet-recipes:$variant
 echo "train: in the image $image ($reason)"
-docker image inspect "$image" >/dev/null 2>&1 || docker/build.sh
+# An image of other code than this checkout's would train something else than it shows.
+made_of=$(docker image inspect --format \
+    '{{index .Config.Labels "org.opencontainers.image.revision"}}' "$image" 2>/dev/null || true)
+if [ -z "$made_of" ] || [ "$made_of" != "$(git rev-parse HEAD 2>/dev/null || echo "$made_of")" ]; then
+    docker/build.sh
+fi
 mkdir -p outputs data
 options=(--rm --shm-size=1g --user "$(id -u):$(id -g)"
     --volume "$PWD/outputs:/workspace/outputs" --volume "$PWD/data:/workspace/data")

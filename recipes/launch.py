@@ -123,6 +123,7 @@ class Job:
     identity: NodeIdentity
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
+    hosts: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def line(self) -> Iterator[None]:
@@ -239,8 +240,10 @@ class Job:
     def _meet(self, attempt: int) -> None:
         """Let all nodes arrive, and agree on one run folder."""
         start = self.config.deadlines.start
-        arrived = self._line.exchange(MEET, self.run_folder.path.name, start)
-        agreed = self.run_folder.path.with_name(arrived[0])
+        own = {"run": self.run_folder.path.name, "host": socket.gethostname()}
+        arrived = self._line.exchange(MEET, own, start)
+        self.hosts = [each["host"] for each in arrived]
+        agreed = self.run_folder.path.with_name(arrived[0]["run"])
         if agreed != self.run_folder.path:
             with contextlib.suppress(OSError):
                 self.run_folder.path.rmdir()  # Hydra made it, and it is empty
@@ -282,6 +285,7 @@ class Job:
                 f"{offers[0]['address']}:{offers[0]['port']}",
                 network.environment(self.config, self.address, os.environ),
             )
+        meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
         with Ranks(self.config, self.run_folder, meeting) as ranks:
 
             def look_around() -> bool:

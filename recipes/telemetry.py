@@ -49,6 +49,7 @@ PACKAGES = (
     "nvidia-dali-cuda120",
     "nvidia-ml-py",
 )
+HOSTS_VARIABLE = "FLEET_RECIPES_HOSTS"  # the nodes' names by number, which a rank cannot know
 IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
 CURVES = {
     "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
@@ -477,7 +478,8 @@ def begin(folder: RunFolder, config: str) -> None:
         config: the composed configuration as YAML.
     """
     write_text(folder.config, config)
-    write_json(folder.environment, environment())
+    hosts = os.environ.get(HOSTS_VARIABLE)
+    write_json(folder.environment, environment(hosts.split(",") if hosts else None))
     folder.result.unlink(missing_ok=True)
 
 

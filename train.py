@@ -4,6 +4,7 @@
 This file composes the configuration and runs its task; `recipes/trainer.py` holds the loop.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def remove_if_empty(folder: Path) -> None:
     above = folder.resolve().parent
     ours = [folder, above] if above.is_relative_to(Path.cwd()) and above != Path.cwd() else [folder]
     for each in ours:
-        if each.is_dir() and not any(each.iterdir()):
+        with contextlib.suppress(OSError):  # not empty, gone, or not ours to remove
             each.rmdir()
 
 

@@ -124,6 +124,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
     hosts: list[str] = field(default_factory=list)
+    _coordinator: Coordinator | None = None
 
     @contextlib.contextmanager
     def line(self) -> Iterator[None]:
@@ -138,6 +139,7 @@ class Job:
         if self.identity.node == 0:
             coordinator = Coordinator(nodes, port, silence, self.config.restarts)
             coordinator.start()
+            self._coordinator = coordinator
         member = self._line = Member(self.identity.node, nodes, silence)
         try:
             self._connect(member)
@@ -187,8 +189,12 @@ class Job:
     def _connect(self, member: Member) -> None:
         host, port = self.identity.master, self.identity.port or DEFAULT_PORT
         if self.identity.node == 0:
-            # Its own service, whatever the name that others know it by resolves to here.
-            self.address = network.own_address(host, port)
+            # Its own service, whatever the name that others know it by resolves to here: such a
+            # name may become known only while a cluster starts.
+            try:
+                network.own_address(host, port)
+            except UserError as error:
+                _log.warning("%s; waiting for the other nodes all the same", error.message)
             member.connect("127.0.0.1", port, self.config.deadlines.start)
         else:
             self.address = member.connect(host, port, self.config.deadlines.start)

@@ -145,6 +145,9 @@ class Coordinator(threading.Thread):
                 f"topology.master=HOST:{port + 1}",
             ) from None
         self.port: int = self._listener.getsockname()[1]
+        # Node 0's own, at which the others have reached it; None until one has. A name need not
+        # resolve to it here: /etc/hosts often gives a machine's own name a loopback address.
+        self.address: str | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: list[_Connection] = []
@@ -274,6 +277,9 @@ class Coordinator(threading.Thread):
                 self._finish(problem)
             return
         connection.node, connection.session = node, str(hello["session"])
+        reached_at = connection.socket.getsockname()[0]
+        if node != 0 and (self.address is None or not reached_at.startswith("127.")):
+            self.address = reached_at
         self._left.pop(node, None)
         if self._over is not None:
             connection.send(type="failed", failure=self._over, again=False)

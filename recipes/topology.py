@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -115,9 +116,5 @@ def find_node(
 
 def first_host(hosts: str) -> str:
     """The first host of a Slurm list such as ``gpu[07-09,12],login``: ``gpu07``."""
-    head, bracket, rest = hosts.partition("[")
-    if not bracket or "," in head:
-        return head.partition(",")[0]
-    inside, _, tail = rest.partition("]")
-    first = inside.partition(",")[0].partition("-")[0]
-    return head + first + tail.partition(",")[0]
+    entry = re.findall(r"(?:\[[^]]*\]|[^,\[])+", hosts)[0]  # a comma in brackets does not end it
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", entry)

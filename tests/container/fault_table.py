@@ -41,4 +41,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         seconds = "  ".join(f"{label} {each.seconds:.1f}" for label, each in ended.items())
         terminalreporter.line(f"{name:38} {seconds}")
         for message in sorted({error for each in ended.values() for error in each.errors}):
-            terminalreporter.line(f"{'':4}{message}")
+            terminalreporter.line("    " + message.replace("\n", "\n    "))

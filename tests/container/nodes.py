@@ -11,8 +11,10 @@ from pathlib import Path
 
 from containers import Containers, docker
 
-# ANSI-free, one line each: what a node says at its end.
-ERROR = re.compile(r"^\[node\d+(?: rank\d+)?\] error: .*", re.MULTILINE)
+# What a node says at its end: it may take several lines, and a remedy follows it.
+ERROR = re.compile(
+    r"^\[node\d+(?: rank\d+)?\] error: .*?(?=^\[node|^  remedy: |\Z)", re.MULTILINE | re.DOTALL
+)
 
 # Small and slow enough to be disturbed: digits, one rank a node, one thread a rank.
 QUICK = (
@@ -40,7 +42,7 @@ class Ended:
     @property
     def errors(self) -> list[str]:
         """The error messages, in order."""
-        return ERROR.findall(self.output)
+        return [message.strip() for message in ERROR.findall(self.output)]
 
 
 @dataclass
@@ -105,6 +107,11 @@ class Cluster:
         done = docker("exec", "--user", "0", self.names[label], *command)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def signal_rank(self, label: str, name: str) -> None:
+        """Send a signal to a node's first rank."""
+        script = f"import os, signal; os.kill({self.rank_pid(label)}, signal.{name})"
+        self.execute(label, "python", "-c", script)
 
     def rank_pid(self, label: str) -> str:
         """The process of a node's first rank, as its container counts processes."""

@@ -89,14 +89,14 @@ def test_a_port_in_use(cluster: Cluster, note: dict[str, Ended]) -> None:
 
 def test_a_rank_is_killed(cluster: Cluster, note: dict[str, Ended]) -> None:
     run_two(cluster)
-    cluster.execute("node1", "kill", "-9", cluster.rank_pid("node1"))
+    cluster.signal_rank("node1", "SIGKILL")
     note |= cluster.ends("node0", "node1", seconds=120)
     check(note, SLACK, "rank 1 was ended by SIGKILL", node="node1 rank1")
 
 
 def test_a_rank_is_frozen(cluster: Cluster, note: dict[str, Ended]) -> None:
     run_two(cluster)
-    cluster.execute("node1", "kill", "-STOP", cluster.rank_pid("node1"))
+    cluster.signal_rank("node1", "SIGSTOP")
     note |= cluster.ends("node0", "node1", seconds=150)
     check(note, GLOO + SLACK, "rank 1 is frozen", node="node1 rank1")
 
@@ -190,7 +190,7 @@ def test_a_restart_continues_from_the_checkpoint(cluster: Cluster) -> None:
     for number in (0, 1):
         cluster.node(number, "restarts=2", "epochs=2", "max_steps=26")
     cluster.wait_for("node0", r"step +24/", seconds=200)
-    cluster.execute("node1", "kill", "-9", cluster.rank_pid("node1"))
+    cluster.signal_rank("node1", "SIGKILL")
     ended = cluster.ends("node0", "node1", seconds=200)
     assert {each.status for each in ended.values()} == {0}, ended
     assert "rank 1 was ended by SIGKILL" in ended["node0"].output

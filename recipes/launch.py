@@ -192,7 +192,7 @@ class Job:
             # Its own service, whatever the name that others know it by resolves to here: such a
             # name may become known only while a cluster starts.
             try:
-                network.own_address(host, port)
+                self.address = network.own_address(host, port)
             except UserError as error:
                 _log.warning("%s; waiting for the other nodes all the same", error.message)
             member.connect("127.0.0.1", port, self.config.deadlines.start)
@@ -249,6 +249,8 @@ class Job:
         own = {"run": self.run_folder.path.name, "host": socket.gethostname()}
         arrived = self._line.exchange(MEET, own, start)
         self.hosts = [each["host"] for each in arrived]
+        if self._coordinator is not None and self._coordinator.address is not None:
+            self.address = self._coordinator.address  # the one that others know to lead here
         agreed = self.run_folder.path.with_name(arrived[0]["run"])
         if agreed != self.run_folder.path:
             with contextlib.suppress(OSError):

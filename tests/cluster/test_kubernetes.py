@@ -1,4 +1,4 @@
-"""`docker/kubernetes.yaml` against the schema of the Kubernetes API, and against the configuration."""
+"""`docker/kubernetes.yaml` against the schema of the Kubernetes API, and our configuration."""
 
 from __future__ import annotations
 

@@ -75,9 +75,10 @@ class Slurm:
 
     def stop(self) -> None:
         """End every daemon; jobs have ended before."""
-        with contextlib.suppress(subprocess.SubprocessError):
-            self.run("scancel", "--user", "root")
-            self.wait_for_jobs(40)
+        if len(self._daemons) == len(("munged", "slurmctld", "na", "nb")):
+            with contextlib.suppress(subprocess.SubprocessError):
+                self.run("scancel", "--user", "root")
+                self.wait_for_jobs(40)
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
@@ -123,7 +124,7 @@ class Slurm:
     def _daemon(self, *command: str) -> None:
         program = find_program(command[0])
         assert program is not None
-        with (self.folder / f"{'-'.join(command[:1] + command[3:4])}.log").open("wb") as log:
+        with (self.folder / f"{len(self._daemons)}-{command[0]}.log").open("wb") as log:
             self._daemons.append(
                 subprocess.Popen(
                     [program, *command[1:]], env=self.environment, stdout=log, stderr=log

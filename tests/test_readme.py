@@ -23,7 +23,7 @@ BLOCK = re.compile(r"(<!-- test: run -->\n)?```(?:bash|sh)\n(.*?)```", re.DOTALL
 
 
 def commands(*, marked: bool) -> list[str]:
-    """Every command that starts Python, of the blocks with or without the mark, and of tables."""
+    """Every command that trains, of the blocks with or without the mark, and of tables."""
     found = []
     for page in PAGES:
         text = page.read_text()
@@ -33,7 +33,7 @@ def commands(*, marked: bool) -> list[str]:
                 found += [line.split("  #")[0].strip() for line in joined.splitlines()]
         if not marked:
             found += re.findall(r"\| `(python train\.py [^`]*)` \|", text)
-    return [line for line in found if line.startswith("python ")]
+    return [line for line in found if line.startswith(("python ", "docker run ", "docker/cluster"))]
 
 
 def overrides_of(command: str) -> list[str]:

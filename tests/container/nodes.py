@@ -21,6 +21,7 @@ QUICK = (
     "recipe=digits_resnet18",
     "log.every=1",
     "threads=1",
+    "global_batch_size=16",
     "restarts=0",
     "deadlines.start=25",
     "deadlines.silence=8",
@@ -91,7 +92,7 @@ class Cluster:
         said = docker("logs", self.names[label])
         return said.stdout + said.stderr
 
-    def wait_for(self, label: str, pattern: str, seconds: float = 90) -> None:
+    def wait_for(self, label: str, pattern: str, seconds: float = 180) -> None:
         """Return once a node has said something; fail if it ends or takes too long."""
         ends = time.monotonic() + seconds
         while not re.search(pattern, self.output(label)):

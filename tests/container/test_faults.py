@@ -188,10 +188,10 @@ def test_a_rank_runs_out_of_memory(cluster: Cluster, note: dict[str, Ended]) -> 
 def test_a_restart_continues_from_the_checkpoint(cluster: Cluster) -> None:
     """Not a fault that ends the run: with restarts it goes on by itself."""
     for number in (0, 1):
-        cluster.node(number, "restarts=2", "epochs=2", "max_steps=26")
-    cluster.wait_for("node0", r"step +24/", seconds=200)
+        cluster.node(number, "restarts=2", "global_batch_size=144", "epochs=2", "max_steps=14")
+    cluster.wait_for("node0", r"step +11/", seconds=200)
     cluster.signal_rank("node1", "SIGKILL")
     ended = cluster.ends("node0", "node1", seconds=200)
     assert {each.status for each in ended.values()} == {0}, ended
     assert "rank 1 was ended by SIGKILL" in ended["node0"].output
-    assert "continuing after step 23" in ended["node0"].output
+    assert "continuing after step 10" in ended["node0"].output

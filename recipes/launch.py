@@ -248,8 +248,6 @@ class Job:
         start = self.config.deadlines.start
         own = {"run": self.run_folder.path.name, "host": socket.gethostname()}
         arrived = self._line.exchange(MEET, own, start)
-        if self._coordinator is not None:
-            self.address = self._coordinator.address or self.address
         self.hosts = [each["host"] for each in arrived]
         if self._coordinator is not None and self._coordinator.address is not None:
             self.address = self._coordinator.address  # the one that others know to lead here

@@ -409,6 +409,8 @@ class Ranks:
             "RankDied",
             f"rank {rank} {how}",
             f"see the end of {log}, and whether somebody or a batch system killed it",
+            # A library that aborts as its connections break: another rank was gone before.
+            consequence=code == -signal.SIGABRT and worker.has_signs_of_others(_end_of(log)),
         )
 
     def _describe(
@@ -431,6 +433,14 @@ class Ranks:
             "consequence": consequence,
             "fatal": False,
         }
+
+
+def _end_of(path: Path, size: int = 20_000) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - size))
+        return stream.read().decode(errors="replace")
 
 
 def _signal_name(number: int) -> str:

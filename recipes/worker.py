@@ -221,8 +221,14 @@ def describe(error: BaseException, place: Place) -> dict[str, Any]:
 
 def is_consequence(error: BaseException) -> bool:
     """Whether a rank failed only because another one was gone from, or late for, a collective."""
-    signs = ("/gloo/", "Connection closed", "NCCL", "tcp_utils")
-    return isinstance(error, RuntimeError | OSError) and any(sign in str(error) for sign in signs)
+    text = str(error)
+    broken = has_signs_of_others(text) or "tcp_utils" in text  # Paddle's store
+    return isinstance(error, RuntimeError | OSError) and broken
+
+
+def has_signs_of_others(text: str) -> bool:
+    """Whether what a rank said at its end is about connections to other ranks."""
+    return any(sign in text for sign in ("gloo", "Connection closed", "NCCL"))
 
 
 def as_logged(failure: dict[str, Any]) -> list[str]:

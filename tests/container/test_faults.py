@@ -187,11 +187,13 @@ def test_a_rank_runs_out_of_memory(cluster: Cluster, note: dict[str, Ended]) -> 
 
 def test_a_restart_continues_from_the_checkpoint(cluster: Cluster) -> None:
     """Not a fault that ends the run: with restarts it goes on by itself."""
+    small = ("dataset=synthetic", "dataset.image_size=8", "dataset.num_classes=10")
+    sizes = ("dataset.train_size=64", "dataset.eval_size=16", "epochs=5")  # 4 steps an epoch
     for number in (0, 1):
-        cluster.node(number, "restarts=2", "global_batch_size=144", "epochs=2", "max_steps=14")
-    cluster.wait_for("node0", r"step +11/", seconds=200)
+        cluster.node(number, *small, *sizes, "restarts=2")
+    cluster.wait_for("node0", r"step +6/")
     cluster.signal_rank("node1", "SIGKILL")
-    ended = cluster.ends("node0", "node1", seconds=200)
+    ended = cluster.ends("node0", "node1", seconds=240)
     assert {each.status for each in ended.values()} == {0}, ended
     assert "rank 1 was ended by SIGKILL" in ended["node0"].output
-    assert "continuing after step 10" in ended["node0"].output
+    assert re.search(r"continuing after step (4|8|12|16)\b", ended["node0"].output)

@@ -233,12 +233,12 @@ show() {  # what a person at this console should see
     while IFS= read -r line; do
         node=${line%% *} line=${line#* }
         stream=${line%% *} line=${line#* }
-        if [ "$node" != 0 ]; then
+        if [ "$node$stream" != 0out ]; then
             [ "$stream" = err ] || [[ $line == *' warning: '* || $line == *' error: '* ]] || continue
             # Every node reports the failure that ended the job; once is enough here.
             [ "${shown["x$line"]:-$node}" = "$node" ] || continue
+            shown["x$line"]=$node
         fi
-        shown["x$line"]=${shown["x$line"]:-$node}
         [[ $line =~ ^\[node[0-9] ]] || line="${hosts[node]}: $line"
         if [ "$stream" = err ]; then printf '%s\n' "$line" >&2; else printf '%s\n' "$line"; fi
     done

@@ -296,9 +296,13 @@ class Job:
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
         with Ranks(self.config, self.run_folder, meeting) as ranks:
 
+            asked = told = False
+
             def look_around() -> bool:
-                asked = self._line.check()
-                if asked and ranks.suspect is not None:
+                nonlocal asked, told
+                asked |= self._line.check()
+                if asked and not told and ranks.suspect is not None:
+                    told = True
                     self._line.tell(ranks.suspect)
                 return asked
 

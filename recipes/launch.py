@@ -295,7 +295,6 @@ class Job:
             )
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
         with Ranks(self.config, self.run_folder, meeting) as ranks:
-
             asked = told = False
 
             def look_around() -> bool:

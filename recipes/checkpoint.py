@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ MODEL, OPTIMIZER, STATE, MANIFEST = (
     "manifest.json",
 )
 FILES = (MODEL, OPTIMIZER, STATE)
+RANKS = "ranks.safetensors"  # only where ranks differ
 MASTER = "master_weight"  # the kind under which a float32 copy of a parameter is stored
 SHOWN = 8  # names listed in one message
 LOOKS = 20  # at a folder that changes while it is read, before it is taken as it is
@@ -86,11 +88,13 @@ class Snapshot:
         state: what is not a tensor, as JSON holds it: `step`, `epoch` (completed epochs),
             `step_in_epoch`, `samples`, `best`, `metrics`, `schedule`, `loss_scaler`,
             `optimizer` (`type`), `random`, `identity`.
+        ranks: what differs between ranks, one row a rank; empty where nothing does.
     """
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
     state: dict[str, Any] = field(default_factory=dict)
+    ranks: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def name_of(step: int) -> str:
@@ -120,6 +124,8 @@ def save(folder: Path, snapshot: Snapshot, *, best: bool, keep: int) -> Path:
         OPTIMIZER: _encode(snapshot.optimizer),
         STATE: (json.dumps(snapshot.state, indent=1) + "\n").encode(),
     }
+    if snapshot.ranks:
+        files[RANKS] = _encode(snapshot.ranks)
     final = folder / name_of(int(snapshot.state["step"]))
     partial = _beside(final, "partial")
     try:
@@ -151,7 +157,64 @@ def load(path: Path) -> Snapshot:
         UserError: a file is missing, shorter or longer than recorded, or altered.
     """
     files = _read_verified(Path(path).resolve())
-    return Snapshot(_decode(files[MODEL]), _decode(files[OPTIMIZER]), json.loads(files[STATE]))
+    return Snapshot(
+        _decode(files[MODEL]),
+        _decode(files[OPTIMIZER]),
+        json.loads(files[STATE]),
+        _decode(files[RANKS]) if RANKS in files else {},
+    )
+
+
+def mark_best(folder: Path, step: int) -> None:
+    """Let ``best`` point to the checkpoint of a step, if that is still there."""
+    if (folder / name_of(step)).is_dir():
+        _point(folder / "best", name_of(step))
+        _sync(folder)
+
+
+class Writer:
+    """Writes checkpoints behind the training, one at a time.
+
+    Args:
+        folder: the ``checkpoints`` folder.
+        keep: as for `save`.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[Path] | None = None
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Begin to write; waits first for the write before, if that is not done.
+
+        Raises:
+            UserError: the write before has failed.
+        """
+        self.wait()
+        self._in_flight = self._thread.submit(
+            save, self._folder, snapshot, best=False, keep=self._keep
+        )
+
+    def wait(self) -> None:
+        """Return once nothing is being written any more.
+
+        Raises:
+            UserError: the last write has failed.
+        """
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.result()
+
+    def mark_best(self, step: int) -> None:
+        """Let ``best`` point to a step's checkpoint, once that is written.
+
+        Raises:
+            UserError: its write has failed.
+        """
+        self.wait()
+        mark_best(self._folder, step)
 
 
 def verify(path: Path) -> None:
@@ -210,7 +273,7 @@ def resolve(
     if not path.exists():
         what = "a link to nothing" if path.is_symlink() else "does not exist"
         raise UserError(f"checkpoint {path}: {what}", _nearby(path))
-    if path.is_file() and path.name in (*FILES, MANIFEST):
+    if path.is_file() and path.name in (*FILES, RANKS, MANIFEST):
         raise UserError(
             f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
         )
@@ -630,7 +693,8 @@ def _read_file(path: Path, name: str) -> bytes:
 
 def _read_verified(path: Path) -> dict[str, bytes]:
     recorded = _read_manifest(path)["files"]
-    files = {name: _read_file(path, name) for name in FILES}
+    names = (*FILES, RANKS) if RANKS in recorded else FILES
+    files = {name: _read_file(path, name) for name in names}
     for name, data in files.items():
         size, digest = recorded[name]["size"], recorded[name]["sha256"]
         if len(data) != size:

@@ -183,6 +183,7 @@ class SaveConfig:
     """Checkpoints."""
 
     every_epochs: int = 1
+    every_steps: int | None = None  # also after each so many optimizer steps
     keep: int = 3  # newest checkpoints kept; the best one is kept besides
 
 
@@ -445,6 +446,7 @@ def _ranges(config: Config) -> Iterator[str]:
         "eval_batch_size": config.eval_batch_size,
         "log.every": config.log.every,
         "save.every_epochs": config.save.every_epochs,
+        "save.every_steps": config.save.every_steps,
         "save.keep": config.save.keep,
         "threads": config.threads,
         "dataset.image_size": config.dataset.image_size,

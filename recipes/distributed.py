@@ -146,6 +146,15 @@ def sum_over_ranks(tensor: paddle.Tensor) -> paddle.Tensor:
     return tensor
 
 
+def gather(tensor: paddle.Tensor) -> np.ndarray:
+    """Every rank's tensor of one shape, [world size, *shape], on every rank."""
+    if dist.get_world_size() == 1:
+        return np.stack([tensor.numpy()])
+    parts: list[paddle.Tensor] = []
+    dist.all_gather(parts, tensor.detach())
+    return np.stack([part.numpy() for part in parts])
+
+
 def average_over_ranks(tensors: Iterable[paddle.Tensor]) -> None:
     """Set each tensor to its mean over all ranks."""
     if dist.get_world_size() == 1:

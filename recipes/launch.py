@@ -21,7 +21,8 @@ from types import FrameType
 from recipes import data, models, network, preflight, telemetry, worker
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
-from recipes.ranks import Meeting, Ranks
+from recipes.pulse import OwnPulse
+from recipes.ranks import STOP_SECONDS, Meeting, Ranks
 from recipes.rendezvous import (
     DEFAULT_PORT,
     MEET,
@@ -303,9 +304,15 @@ class Job:
                 if asked and not told and ranks.suspect is not None:
                     told = True
                     self._line.tell(ranks.suspect)
+                if self._line.stop_step is not None:
+                    ranks.ask_to_stop(self._line.stop_step)
                 return asked
 
-            failure = ranks.follow(look_around)
+            try:
+                failure = ranks.follow(look_around)
+            except Interrupted:
+                ranks.stop(self._line.stop_all)
+                raise
             if failure is not None:
                 raise self._line.report(failure)
 
@@ -351,12 +358,14 @@ def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:
 
     Raises:
         JobFailed: the task failed.
+        Interrupted: by a signal, after the step and its checkpoint if these take a few seconds.
     """
     place = Place(rank=0, world_size=1, local_rank=0, node=0)
     log_file = run_folder.logs / "rank-0.log"
     display: StepDisplay = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
     try:
-        worker.execute(config, run_folder.path, place, display)
+        with stop_before_interrupt() as own_pulse:
+            worker.execute(config, run_folder.path, place, display, own_pulse)
     except Exception as error:
         failure = worker.describe(error, place)
         with contextlib.suppress(OSError), log_file.open("a") as log:
@@ -364,6 +373,35 @@ def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:
         raise JobFailed(failure, again=not failure["fatal"]) from error
     finally:
         display.stop()
+
+
+@contextlib.contextmanager
+def stop_before_interrupt() -> Iterator[OwnPulse]:
+    """Let the first signal ask the rank to stop; `Interrupted` follows at the end, or after a few
+    seconds where the rank does not stop by then."""
+    own_pulse = OwnPulse()
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        own_pulse.stop = True
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise Interrupted(asked[0])
+
+    handlers = {signal.SIGINT: ask, signal.SIGTERM: ask, signal.SIGALRM: interrupt}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+    try:
+        yield own_pulse
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if asked:
+        raise Interrupted(asked[0])
 
 
 def report_failure(failure: Failure) -> None:

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-_RECORD = struct.Struct("<dq")  # time.monotonic(), which all processes of a machine share; phase
+# time.monotonic(), which all processes of a machine share; phase; optimizer steps done; and, from
+# the parent, the step before which to stop (0: none).
+_RECORD = struct.Struct("<dqqq")
+_MARK = struct.Struct("<dqq")
+_STOP = struct.Struct("<q")
+_STOP_OFFSET = _RECORD.size - _STOP.size
 
 
 class Phase(enum.IntEnum):
@@ -42,17 +47,37 @@ class Phase(enum.IntEnum):
 
 
 class Pulse(Protocol):
-    """Takes a rank's marks."""
+    """Takes a rank's marks, and gives its parent's word to stop."""
 
-    def mark(self, phase: Phase) -> None:
-        """The rank has got here, now."""
+    def mark(self, phase: Phase, step: int | None = None) -> None:
+        """The rank has got here, now, after `step` optimizer steps (None: as many as before)."""
+
+    def asks_to_stop(self, step: int) -> bool:
+        """Whether the rank is to stop now that it has done `step` optimizer steps."""
 
 
 class NoPulse:
     """For a rank without a parent that watches."""
 
-    def mark(self, phase: Phase) -> None:
+    def mark(self, phase: Phase, step: int | None = None) -> None:
         """Nobody looks."""
+
+    def asks_to_stop(self, step: int) -> bool:
+        """Nobody asks."""
+        del step
+        return False
+
+
+class OwnPulse(NoPulse):
+    """For the only rank, in its parent's process."""
+
+    def __init__(self) -> None:
+        self.stop = False  # set it, and the rank stops after its step
+
+    def asks_to_stop(self, step: int) -> bool:
+        """Whether `stop` is set."""
+        del step
+        return self.stop
 
 
 class SharedPulse:
@@ -63,10 +88,24 @@ class SharedPulse:
             file.write(bytes(_RECORD.size))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _RECORD.size)
+        self._step = -1  # not training yet
 
-    def mark(self, phase: Phase) -> None:
-        """Note the phase and the time."""
-        _RECORD.pack_into(self._memory, 0, time.monotonic(), phase)
+    def mark(self, phase: Phase, step: int | None = None) -> None:
+        """Note the phase, the step and the time; what the parent has written stays."""
+        self._step = self._step if step is None else step
+        _MARK.pack_into(self._memory, 0, time.monotonic(), phase, self._step)
+
+    def asks_to_stop(self, step: int) -> bool:
+        """Whether the parent's step has come."""
+        stop: int = _STOP.unpack_from(self._memory, _STOP_OFFSET)[0]
+        return 0 < stop <= step
+
+
+def ask_to_stop(path: Path, step: int) -> None:
+    """Tell the rank whose marks are at `path` to stop after `step` optimizer steps."""
+    with path.open("r+b") as file:
+        file.seek(_STOP_OFFSET)
+        file.write(_STOP.pack(step))
 
 
 @dataclass(frozen=True)
@@ -76,10 +115,12 @@ class Mark:
     Attributes:
         phase: what the rank was doing.
         age: seconds since then.
+        step: optimizer steps it had done; None before it trains.
     """
 
     phase: Phase
     age: float
+    step: int | None = None
 
 
 def read_mark(path: Path) -> Mark | None:
@@ -90,8 +131,10 @@ def read_mark(path: Path) -> Mark | None:
         return None
     if len(data) < _RECORD.size:
         return None
-    at, phase = _RECORD.unpack(data)
-    return Mark(Phase(phase), time.monotonic() - at) if phase else None
+    at, phase, step, _ = _RECORD.unpack(data)
+    if not phase:
+        return None
+    return Mark(Phase(phase), time.monotonic() - at, step if step >= 0 else None)
 
 
 def is_stopped(pid: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import re
 import select
@@ -27,7 +28,12 @@ from recipes.rendezvous import Failure
 from recipes.topology import Place
 
 # Seconds between a request to end and the end by force. `docker stop` allows ten in all.
-GRACE_SECONDS = 6.0
+GRACE_SECONDS = 3.0
+# For the ranks to finish a step and save, when the run is asked to end.
+STOP_SECONDS = 5.5
+# In which a word reaches the ranks of all nodes.
+NOTICE_SECONDS = 0.5
+_RATE_SECONDS = 0.2
 # A rank that is at something else than a step while others fail waiting is suspect after this.
 SUSPECT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -168,6 +174,40 @@ class Ranks:
             if self._failing_since and time.monotonic() - self._failing_since > GRACE_SECONDS:
                 return self.failure(1)  # the launcher itself does not end
             self._watch()
+
+    def stop(self, tell_others: Callable[[int], None]) -> None:
+        """Let the ranks finish a step, save and end by themselves, for a few seconds.
+
+        Ranks share every step, so none is further than one past what another has done. The step
+        is chosen so that the word reaches all of them, on other nodes too, before they get there.
+
+        Args:
+            tell_others: called with the step.
+        """
+        before, began = self._last_step(), time.monotonic()
+        if before is None:
+            return  # nothing to save
+        time.sleep(_RATE_SECONDS)
+        last = self._last_step() or before
+        rate = (last - before) / (time.monotonic() - began)
+        notice = NOTICE_SECONDS if self._config.topology.nodes > 1 else _POLL_SECONDS
+        step = last + 2 + math.ceil(rate * notice)
+        tell_others(step)
+        self.ask_to_stop(step)
+        ends = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < ends and self._launcher.poll() is None:
+            self._copy()
+            self._watch()
+
+    def ask_to_stop(self, step: int) -> None:
+        """Have this node's ranks stop once they have done `step` optimizer steps."""
+        for rank in self._marks():
+            pulse.ask_to_stop(self._scratch / f"pulse-{rank}", step)
+
+    def _last_step(self) -> int | None:
+        """The most steps a rank of this node has done; None where none trains yet."""
+        steps = [mark.step for mark in self._marks().values() if mark.step is not None]
+        return max(steps, default=None)
 
     @property
     def suspect(self) -> Failure | None:

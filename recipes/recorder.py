@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes import telemetry
+from recipes import distributed, telemetry
 from recipes.config import Config, dump
 from recipes.data import Plan
 from recipes.data.loader import Batch
@@ -57,6 +57,8 @@ class Recorder:
         self._board: telemetry.Board | None = None
         if place.rank == 0:
             self._open(run)
+        # Rank 0 alone has read what was recorded before.
+        self.position = Position(**distributed.broadcast_json(asdict(self.position)))
         progress.start(self._total, position.step)
 
     @property
@@ -69,10 +71,10 @@ class Recorder:
         batches = iter(loader)
         while True:
             asked = time.monotonic()
-            self._pulse.mark(Phase.READING)
+            self._pulse.mark(Phase.READING, self.position.step)
             batch = next(batches, None)
             self._waited += time.monotonic() - asked
-            self._pulse.mark(Phase.STEPPING)
+            self._pulse.mark(Phase.STEPPING, self.position.step)
             if batch is None:
                 return
             self._show(batch)
@@ -100,8 +102,24 @@ class Recorder:
             reading = meter.read()
             self._record_training(epoch, learning_rate, asdict(reading))
 
-    def evaluated(self, epoch: int, scores: Scores) -> bool:
+    @property
+    def save_due(self) -> bool:
+        """Whether the configuration wants a checkpoint of this very step."""
+        position, save = self.position, self._config.save
+        at_epoch = position.step_in_epoch == 0 and position.epoch % save.every_epochs == 0
+        at_step = save.every_steps is not None and position.step % save.every_steps == 0
+        return self.done or at_epoch or at_step
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether an epoch or the run has ended, and its evaluation is not recorded yet."""
+        position = self.position
+        ended = position.step > 0 and (position.step_in_epoch == 0 or self.done)
+        return ended and (position.final is None or position.final["step"] != position.step)
+
+    def evaluated(self, scores: Scores) -> bool:
         """Record an evaluation; True where it is the best so far by top-1."""
+        epoch = self.position.epoch - (self.position.step_in_epoch == 0)
         metrics = {"epoch": epoch, "step": self.position.step, **asdict(scores)}
         event = {"event": "eval", **metrics}
         best = self.position.best
@@ -120,7 +138,7 @@ class Recorder:
         """Start the clock again."""
         self._start_interval()
 
-    def result(self) -> telemetry.Result:
+    def result(self, status: str = "completed") -> telemetry.Result:
         """How the training ended; closes the files."""
         self._progress.stop()
         if self._log is not None:
@@ -128,7 +146,7 @@ class Recorder:
         if self._board is not None:
             self._board.close()
         return telemetry.Result(
-            status="completed",
+            status=status,
             final=self.position.final,
             best=self.position.best,
             images_per_second=self._trained_samples / self._trained if self._trained else None,
@@ -178,6 +196,7 @@ class Recorder:
         telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)
+        self._take_scores(history)
         self._board = telemetry.Board(
             run.visualdl,
             name=run.path.name,
@@ -186,6 +205,12 @@ class Recorder:
             history=history,
         )
         self._to_show = self._config.log.images
+
+    def _take_scores(self, history: list[dict[str, Any]]) -> None:
+        """Take over an evaluation of this very step: its checkpoint was written before it."""
+        final, best = telemetry.scores_of(history)
+        if final is not None and final["step"] == self.position.step:
+            self.position = replace(self.position, final=final, best=best)
 
     def _show(self, batch: Batch) -> None:
         """Put the first input samples on the board."""

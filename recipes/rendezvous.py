@@ -238,6 +238,8 @@ class Coordinator(threading.Thread):
             pass
         elif kind == "exchange":
             self._gather(connection.node, message)
+        elif kind == "stop":
+            self._tell_all(type="stop", step=int(message["step"]))
         elif kind == "failed":
             self._report(message["failure"])
 
@@ -505,7 +507,13 @@ class Member:
         asked = False
         while (message := self._next(0)) is not None:
             asked |= message["type"] == "who"
+            if message["type"] == "stop":
+                self.stop_step = message["step"]
         return asked
+
+    def stop_all(self, step: int) -> None:
+        """Have every node's ranks stop once they have done `step` optimizer steps."""
+        self._send(type="stop", step=step)
 
     def close(self) -> None:
         """Leave in good order."""
@@ -604,6 +612,10 @@ class Alone:
 
     def __init__(self, restarts: int) -> None:
         self._restarts = restarts
+        self.stop_step: int | None = None
+
+    def stop_all(self, step: int) -> None:
+        """There are no others."""
 
     def exchange(self, name: str, value: Any, deadline: float) -> list[Any]:
         """The own value."""

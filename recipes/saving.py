@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import paddle
 
-from recipes import checkpoint, distributed
+from recipes import batch_norm, checkpoint, distributed
 from recipes.config import Config
 from recipes.telemetry import RunFolder
 from recipes.topology import Place
+
+_STATISTICS = "running_statistics"
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ class Saver:
         self._optimizer = optimizer
         self._scaler = scaler
         self._identity = dict(described)
+        self._resumed: dict[str, np.ndarray] = {}
+        self._writer = checkpoint.Writer(run.checkpoints, config.save.keep)
 
     def resume(self) -> Position:
         """Continue as ``resume=`` says; a fresh position where it says nothing.
@@ -79,6 +84,7 @@ class Saver:
             return Position()
         model = distributed.broadcast_arrays(snapshot.model if snapshot else None)
         moments = distributed.broadcast_arrays(snapshot.optimizer if snapshot else None)
+        self._resumed = distributed.broadcast_arrays(snapshot.ranks if snapshot else None)
         checkpoint.restore(
             checkpoint.Snapshot(model, moments, state),
             self._model,
@@ -90,12 +96,15 @@ class Saver:
         _log.info("continuing after step %d from %s", position.step, source)
         return position
 
-    def save(self, position: Position, *, improved: bool) -> None:
-        """Write a checkpoint of the model as it stands.
+    def save(self, position: Position) -> None:
+        """Take the training as it stands, and write it behind the steps that follow.
+
+        Every rank has to call this at the same step.
 
         Raises:
-            UserError: the disk is full or cannot be written; older checkpoints are intact.
+            UserError: the checkpoint before could not be written; older ones are intact.
         """
+        statistics = self._all_statistics()
         if self._place.rank != 0:
             return
         state = {
@@ -105,7 +114,61 @@ class Saver:
             "identity": self._identity,
         }
         snapshot = checkpoint.snapshot_of(self._model, self._optimizer, self._scaler, state)
-        checkpoint.save(self._run.checkpoints, snapshot, best=improved, keep=self._config.save.keep)
+        if statistics is not None:
+            snapshot.ranks = {_STATISTICS: statistics}
+            snapshot.model |= self._mean_statistics(statistics)
+        self._writer.submit(snapshot)
+
+    def mark_best(self, step: int) -> None:
+        """Let ``best`` point to the checkpoint of a step.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        if self._place.rank == 0:
+            self._writer.mark_best(step)
+
+    def finish(self) -> None:
+        """Return once all that was saved is on disk.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        self._writer.wait()
+
+    def _all_statistics(self) -> np.ndarray | None:
+        """Each rank's running statistics of batch-norm, [world size, numbers]; None where the
+        ranks have the same."""
+        own = batch_norm.running_statistics(self._model)
+        if self._config.sync_bn or self._place.world_size == 1 or not own:
+            return None
+        rows = distributed.gather(paddle.concat([each.flatten() for each in own]))
+        return None if (rows == rows[0]).all() else rows
+
+    def _mean_statistics(self, statistics: np.ndarray) -> dict[str, np.ndarray]:
+        """The mean over the ranks, by name: what the model is to be evaluated with."""
+        keys = {tensor.name: key for key, tensor in self._model.state_dict().items()}
+        mean, named = statistics.mean(axis=0, dtype=np.float64), {}
+        for tensor in batch_norm.running_statistics(self._model):
+            size = int(tensor.size)
+            values = mean[:size].reshape(tensor.shape).astype(statistics.dtype)
+            named[keys[tensor.name]], mean = values, mean[size:]
+        return named
+
+    def restore_own(self) -> None:
+        """Give this rank its own running statistics back, once the model has been wrapped.
+
+        Wrapping sends rank 0's to all. On another number of ranks than the checkpoint's, all keep
+        the mean.
+        """
+        statistics = self._resumed.get(_STATISTICS)
+        if statistics is None or len(statistics) != self._place.world_size:
+            return
+        row = statistics[self._place.rank]
+        for tensor in batch_norm.running_statistics(self._model):
+            size = int(tensor.size)
+            tensor.set_value(row[:size].reshape(tensor.shape))
+            row = row[size:]
 
     def _read(self, resume: str) -> tuple[checkpoint.Snapshot | None, str]:
         path = checkpoint.resolve(resume, self._run.path, _log.warning)

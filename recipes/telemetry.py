@@ -485,9 +485,16 @@ def begin(folder: RunFolder, config: str) -> None:
 
 def scores_so_far(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The last and the best evaluation that ``metrics.jsonl`` knows, as `Result` holds them."""
+    return scores_of(read_metrics(folder.metrics))
+
+
+def scores_of(
+    events: Iterable[Mapping[str, Any]],
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The last and the best evaluation among events, as `Result` holds them."""
     evaluations = [
         {key: value for key, value in event.items() if key not in ("event", "time")}
-        for event in read_metrics(folder.metrics)
+        for event in events
         if event.get("event") == "eval"
     ]
     if not evaluations:

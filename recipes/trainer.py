@@ -85,13 +85,20 @@ def train(
     recorder = Recorder(config, run, place, plan, saver.resume(), display, pulse)
 
     network = distributed.data_parallel(model)
+    saver.restore_own()
     optimizer = fleet.distributed_optimizer(optimizer)
     normalise = Normalise(train_set, config.dtype)
     meter = Meter(place)
     skipped = SkipCounter(train_set, config.dataset.max_skipped)
 
-    while not recorder.done:
+    while not (recorder.done and not recorder.evaluation_due):
+        if recorder.evaluation_due:
+            if recorder.evaluated(evaluate(model, eval_set, config, place, pulse)):
+                saver.mark_best(recorder.position.step)
+            continue
+
         epoch, first_step = recorder.position.epoch, recorder.position.step_in_epoch
+        stopped = False
         model.train()
         recorder.go_on()
         loader = train_loader(train_set, plan, epoch, first_step, config.dataset)
@@ -125,20 +132,28 @@ def train(
                 schedule.step()
                 meter.finish_step(recorder.position.step + 1, optimization.skipped_step(scaler))
                 recorder.finish_step(epoch, batch, learning_rate, meter)
-                if recorder.done:
+
+                stopped = pulse.asks_to_stop(recorder.position.step)
+                if stopped or recorder.done:
                     break
+                if recorder.save_due and not recorder.evaluation_due:
+                    meter.check_finite()  # before a broken model could replace a good checkpoint
+                    saver.save(recorder.position)
 
         recorder.pause()
-        meter.check_finite()  # before a broken model could replace a good checkpoint
-        if not config.sync_bn:
+        meter.check_finite()
+        if recorder.evaluation_due and not config.sync_bn:
             # Each rank has running statistics of its own samples; their mean stands for all, and
             # makes every rank evaluate, and rank 0 save, the same model.
             distributed.average_over_ranks(batch_norm.running_statistics(model))
-        improved = recorder.evaluated(epoch, evaluate(model, eval_set, config, place, pulse))
-        if recorder.done or (epoch + 1) % config.save.every_epochs == 0:
-            pulse.mark(Phase.SAVING)
-            saver.save(recorder.position, improved=improved)
+        if stopped or recorder.save_due:
+            saver.save(recorder.position)
+        if stopped:
+            saver.finish()
+            return recorder.result("interrupted")
 
+    pulse.mark(Phase.SAVING, recorder.position.step)
+    saver.finish()
     return recorder.result()
 
 

@@ -18,10 +18,10 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test test-faults test-starts lint format lock base image clean
+.PHONY: help setup train test test-faults test-clusters test-starts chaos lint format lock base image clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## make .venv from the hash-locked requirements (nothing to do if it is up to date)
 	@docker/venv.sh
@@ -29,12 +29,18 @@ setup:  ## make .venv from the hash-locked requirements (nothing to do if it is 
 train:  ## train ResNet-18 on the embedded digits with two processes: the quick start
 	@docker/train.sh --runtime $(RUNTIME) $(TRAIN)
 
-test: setup lint  ## run the linters, the type checker and all tests
+test: setup lint  ## run the linters, the type checker and the tests
 	@echo "test: running the tests"
 	@$(BIN)/python -m pytest
 
 test-faults: setup  ## break real containers in every way, and print how each node ended
 	@$(BIN)/python -m pytest -q -m faults tests/container
+
+test-clusters: setup  ## runs under real Slurm, over real SSH, and with Compose
+	@$(BIN)/python -m pytest -q -m clusters tests/cluster tests/container
+
+chaos: setup  ## kill a training at random moments, resume it on random topologies, and compare
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 test-starts: setup  ## start four processes thirty times in a row
 	@FLEET_RECIPES_STARTS=30 $(BIN)/python -m pytest -q -s tests/integration/test_starts.py --timeout 1800

@@ -30,11 +30,11 @@ TOLERANCE = 1e-9  # relative
 DEVICES = (1, 2, 3, 4)
 STEPS_BETWEEN = (1, 7)  # optimizer steps that a run gets before it is killed
 SETTINGS = (
-    *("model=paddleclas", "model.name=MobileNetV1_x0_25", "dataset=digits", "dtype=float64"),
-    *("sync_bn=true", "batch_size=null", "global_batch_size=48", "eval_batch_size=60"),
-    # A rate at which rounding stays rounding: see docs/topology.md.
-    *("optimizer.base_lr=0.01", "schedule.warmup_epochs=1", "epochs=2", "log.every=1"),
-    *("save.every_steps=3", "save.keep=3", "threads=1", "device=cpu"),
+    *("model=resnet18", "dataset=synthetic", "dataset.image_size=8", "dataset.num_classes=10"),
+    *("dataset.train_size=192", "dataset.eval_size=60", "dtype=float64", "sync_bn=true"),
+    *("batch_size=null", "global_batch_size=24", "eval_batch_size=20", "optimizer.base_lr=0.05"),
+    *("schedule.warmup_epochs=1", "epochs=3", "log.every=1", "save.every_steps=3", "save.keep=3"),
+    *("threads=1", "device=cpu"),
 )
 
 

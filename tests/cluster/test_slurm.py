@@ -32,6 +32,7 @@ FAULT = find_slurm_fault()
 pytestmark = [
     pytest.mark.skipif(FAULT is not None, reason=f"needs Slurm: {FAULT}"),
     pytest.mark.launch,
+    pytest.mark.clusters,
 ]
 
 

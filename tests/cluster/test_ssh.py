@@ -26,7 +26,10 @@ from ssh_server import (
 
 SCRIPT = ROOT / "docker" / "cluster.sh"
 FAULT = find_ssh_fault()
-pytestmark = pytest.mark.skipif(FAULT is not None, reason=f"needs an SSH server: {FAULT}")
+pytestmark = [
+    pytest.mark.skipif(FAULT is not None, reason=f"needs an SSH server: {FAULT}"),
+    pytest.mark.clusters,
+]
 
 # A docker command whose answers follow from the address by which a host is reached.
 FAKE_DOCKER = """#!/bin/bash

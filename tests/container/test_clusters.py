@@ -17,6 +17,7 @@ from containers import ROOT, docker
 from ssh_server import HOSTS, SshServer, find_ssh_fault, free_port, running_ssh_server
 
 pytest_plugins = ["container_fixtures"]
+pytestmark = pytest.mark.clusters
 
 
 def find_compose() -> list[str] | None:

@@ -183,6 +183,8 @@ def check_checkpoint(path: Path) -> None:
     """Against its manifest, by means of its own."""
     manifest = json.loads((path / "manifest.json").read_text())
     files = {"model.safetensors", "optimizer.safetensors", "state.json"}
+    if "ranks.safetensors" in manifest["files"]:  # where ranks have statistics of their own
+        files.add("ranks.safetensors")
     assert {each.name for each in path.iterdir()} == {*files, "manifest.json"}
     assert set(manifest["files"]) == files
     for name, recorded in manifest["files"].items():

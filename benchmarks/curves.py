@@ -15,6 +15,7 @@ from benchmarks.comparison import Comparison
 
 _SIZE_INCHES = (8, 6)
 _DOTS_PER_INCH = 120
+_DASHES = ("-", (0, (5, 5)), (5, (5, 5)), ":")
 # On a logarithmic axis: equal numbers are drawn at the spacing of float64.
 _EQUAL = 2.0**-53
 
@@ -28,9 +29,11 @@ def plot(comparisons: Sequence[Comparison], path: Path, title: str) -> None:
         2, 1, sharex=True, figsize=_SIZE_INCHES, layout="constrained"
     )
     sides = {side.name: side for each in comparisons for side in (each.a, each.b)}
-    for name, side in sides.items():
+    for number, (name, side) in enumerate(sides.items()):
         steps = sorted(side.losses)
-        losses.plot(steps, [side.losses[step] for step in steps], label=name, linewidth=1)
+        dashes = _DASHES[number % len(_DASHES)]  # curves that agree lie on one another
+        values = [side.losses[step] for step in steps]
+        losses.plot(steps, values, label=name, linestyle=dashes, linewidth=1.5)
     losses.set_ylabel("training loss")
     losses.set_title(title)
     losses.legend()
@@ -44,6 +47,7 @@ def plot(comparisons: Sequence[Comparison], path: Path, title: str) -> None:
     differences.set_yscale("log")
     differences.set_ylabel("relative difference")
     differences.set_xlabel("optimizer step")
+    differences.xaxis.get_major_locator().set_params(integer=True)
     differences.legend()
     figure.savefig(path, dpi=_DOTS_PER_INCH)
     pyplot.close(figure)

@@ -13,7 +13,7 @@ from recipes.telemetry import MetricsLog
 class SampleLog:
     """``logs/samples-rank-K.jsonl``: one JSON object per optimizer step.
 
-    ``{"event": "samples", "epoch": 0, "step": 1, "indices": [[17, 4], [9, 8]], "crc32": [[…], …]}``:
+    ``{"event": "samples", "epoch": 0, "step": 1, "indices": [[17, 4], [9, 8]], "crc32": …}``:
     ``step`` counts optimizer steps from 1 as in ``metrics.jsonl``, ``indices`` and ``crc32`` hold a
     list per micro-batch, and ``crc32`` is the checksum of a sample's pixels and label as the model
     gets them, so that two runs can also be compared in their augmentation.

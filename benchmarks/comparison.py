@@ -24,6 +24,10 @@ DATA = ("seed", "dataset.", "global_batch_size")
 # Growth from a step to the next up to which a difference is an amplified rounding error; a change
 # of the computation makes it jump from rounding to something visible at once.
 JUMP = 1e6
+# What rounding in float32 amounts to at most, in running statistics after a step and in a loss at
+# the first steps.
+FLOAT32_STATISTICS = 1e-4
+FLOAT32_LOSS = 1e-3
 
 Flat = Mapping[str, Any]
 
@@ -272,7 +276,7 @@ def explain_statistics(found: Comparison) -> str:
         return ""
     names = [name for name in a.statistics if name in b.statistics]
     for number, name in enumerate(names):
-        if array_difference(a.statistics[name], b.statistics[name]) > found.tolerance:
+        if statistics_difference(a.statistics, b.statistics, name) > visible(found):
             before = f", {number} before it agree" if number else ", the model's first"
             return (
                 f"; after step {found.first_over} the first running statistic that differs is "
@@ -281,12 +285,32 @@ def explain_statistics(found: Comparison) -> str:
     return ""
 
 
-def array_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference of two arrays, relative to their largest number."""
-    if a.shape != b.shape:
+def statistics_difference(
+    a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]], name: str
+) -> float:
+    """The largest difference of a running mean or variance, relative to its scale.
+
+    The scale of a mean is at least the layer's standard deviation: many a mean is zero but for
+    rounding, since what goes into the layer has been normalised before.
+    """
+    if a[name].shape != b[name].shape:
         return math.inf
-    size = float(max(np.abs(a).max(initial=0), np.abs(b).max(initial=0)))
-    return float(np.abs(a - b).max(initial=0)) / size if size else 0.0
+    sizes = [np.abs(each[name]).max(initial=0) for each in (a, b)]
+    variance = name.removesuffix("_mean") + "_variance"
+    if variance != name:
+        sizes += [math.sqrt(each[variance].max(initial=0)) for each in (a, b) if variance in each]
+    size = float(max(sizes))
+    return float(np.abs(a[name] - b[name]).max(initial=0)) / size if size else 0.0
+
+
+def visible(found: Comparison) -> float:
+    """From where a difference of statistics is more than rounding."""
+    return found.tolerance if in_float64(found) else max(found.tolerance, FLOAT32_STATISTICS)
+
+
+def in_float64(found: Comparison) -> bool:
+    """Whether both sides compute in float64."""
+    return all(side.settings.get("dtype") == "float64" for side in (found.a, found.b))
 
 
 def synchronised(record: Record) -> bool:
@@ -344,6 +368,11 @@ def explain_rounding(found: Comparison) -> str:
         return ""
     before = found.differences[: found.steps.index(found.first_over)]
     after = found.differences[len(before)]
+    if not in_float64(found) and max([*before, after]) < FLOAT32_LOSS:
+        return (
+            f"in float32 rounding alone makes such a difference ({after:.1e}), and a larger one at "
+            "every step; dtype=float64 tells rounding from a mistake"
+        )
     if not before or not after < max(before) * JUMP:
         return ""
     return (

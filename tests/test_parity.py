@@ -25,7 +25,7 @@ from recipes.config import UserError
 
 SETTINGS: dict[str, Any] = {
     **{"seed": 0, "sync_bn": True, "accumulate": 1, "optimizer.base_lr": 0.1, "model.name": "M"},
-    **{"topology.nodes": 1, "topology.devices": 1, "dataset.name": "digits"},
+    **{"topology.nodes": 1, "topology.devices": 1, "dataset.name": "digits", "dtype": "float64"},
 }
 LOSSES = {1: 2.5, 2: 1.25, 3: 0.5, 4: 0.25}
 BATCH = (7, 3, 9, 1)
@@ -180,6 +180,23 @@ def test_an_unconverted_layer_is_named_by_the_statistics() -> None:
     assert "first running statistic that differs is block._mean, 1 before it agree" in text
     # After the first differing step, weights differ too, and the statistics tell nothing.
     assert kind(a, replace(b, losses=off(2, 0.1), statistics_step=1))[0] != "model"
+
+
+def test_a_mean_that_is_zero_but_for_rounding_agrees() -> None:
+    a, b = ({"bn._mean": np.array([each]), "bn._variance": np.ones(1)} for each in (3e-17, -2e-17))
+    x = record("a", statistics=a, statistics_step=1)
+    y = record("b", off(1, 0.1), 2, statistics=b, statistics_step=1)
+    assert kind(x, y)[0] == "unknown"
+    (b["bn._mean"],) = np.array([[1e-6]])
+    assert kind(x, y)[0] == "model"
+
+
+def test_float32_is_rounding_where_it_is_small() -> None:
+    single = {"dtype": "float32"}
+    a = record("a", settings=single)
+    found, text = kind(a, record("b", off(1, 3e-6), 2, settings=single))
+    assert (found, "dtype=float64 tells" in text) == ("rounding", True)
+    assert kind(a, record("b", off(1, 0.1), 2, settings=single))[0] == "unknown"
 
 
 def test_other_models_are_the_model() -> None:

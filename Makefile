@@ -4,7 +4,7 @@
 #                               Docker engine answers (default: local)
 #   VARIANT=cpu|cu126|cu129     which image `make image` builds (default: by what this machine has)
 #   PYTHON=/path/to/python3.11  which Python makes .venv (default: the first 3.11 found)
-#   ARGS="epochs=1 …"           more overrides for `make train`
+#   ARGS="epochs=1 …"           more overrides for `make train`, or options for `make parity`
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,8 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test test-faults test-clusters test-starts chaos lint format lock base image clean
+.PHONY: help setup train test test-faults test-clusters test-starts chaos parity lint format \
+	lock base image clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,11 @@ chaos: setup  ## kill a training at random moments, resume it on random topologi
 
 test-starts: setup  ## start four processes thirty times in a row
 	@FLEET_RECIPES_STARTS=30 $(BIN)/python -m pytest -q -s tests/integration/test_starts.py --timeout 1800
+
+parity: setup  ## train on every topology and compare the losses step by step (FULL=1: accuracy too)
+	@$(BIN)/python -m benchmarks.parity --matrix $(ARGS)
+	@$(if $(FULL),$(BIN)/python -m benchmarks.accuracy --setting "topology=1x1 sync_bn=true" \
+		--setting "topology=1x2 sync_bn=true" recipe=digits_resnet18)
 
 lint: setup  ## check style, format and types
 	@echo "lint: ruff and mypy"

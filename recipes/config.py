@@ -176,6 +176,7 @@ class LogConfig:
 
     every: int = 20  # optimizer steps between two log events
     images: int = 16  # input samples shown in VisualDL; 0: none
+    samples: bool = False  # each rank lists the samples of every step: logs/samples-rank-K.jsonl
 
 
 @dataclass
@@ -216,6 +217,7 @@ class Config:
     seed: int = 0
     device: str = "auto"  # auto, cpu, gpu
     dtype: str = "float32"  # float32, float64 (CPU only, for proofs)
+    deterministic: bool = False  # GPU: bit-identical reruns, at a cost; on CPU they are so anyway
     threads: int | None = None  # CPU threads per rank; null: the machine's cores shared out
     restarts: int = 0  # after a failure: how often to start again from the last checkpoint
     preflight: bool = True  # check the nodes before a run on several

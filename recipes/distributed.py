@@ -22,6 +22,13 @@ from recipes.topology import Place
 
 # Seconds that a rank waits for rank 0's store when the job starts.
 STORE_DEADLINE = 60.0
+# Paddle's flags for kernels that add in a fixed order. Searching for the fastest convolution at run
+# time may choose another one each time; Paddle refuses it together with the first flag.
+DETERMINISTIC_FLAGS = {
+    "FLAGS_cudnn_deterministic": True,
+    "FLAGS_cudnn_exhaustive_search": False,
+    "FLAGS_embedding_deterministic": 1,
+}
 
 
 def start(config: Config, place: Place) -> None:
@@ -85,6 +92,9 @@ def choose_device(config: Config, place: Place) -> None:
     # `paddle.distributed.launch` names the device relative to CUDA_VISIBLE_DEVICES.
     number = os.environ.get("FLAGS_selected_gpus", str(place.local_rank))  # noqa: SIM112
     paddle.set_device(f"gpu:{number}")
+    if config.deterministic:
+        # Only GPU builds know these flags. On CPU a rerun on the same threads is bit-identical.
+        paddle.set_flags(DETERMINISTIC_FLAGS)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from recipes.evaluation import Scores
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
 from recipes.pulse import Phase, Pulse
+from recipes.sample_log import SampleLog
 from recipes.saving import Position
 from recipes.topology import Place
 
@@ -55,6 +56,9 @@ class Recorder:
         self._start_interval()
         self._log: telemetry.MetricsLog | None = None
         self._board: telemetry.Board | None = None
+        self._seen: SampleLog | None = None
+        if config.log.samples:
+            self._seen = SampleLog(run.logs / f"samples-rank-{place.rank}.jsonl", position.step)
         if place.rank == 0:
             self._open(run)
         # Rank 0 alone has read what was recorded before.
@@ -78,6 +82,8 @@ class Recorder:
             if batch is None:
                 return
             self._show(batch)
+            if self._seen is not None:
+                self._seen.add(self.position.epoch, self.position.step + 1, batch)
             yield batch
 
     def finish_step(self, epoch: int, batch: Batch, learning_rate: float, meter: Meter) -> None:
@@ -145,6 +151,8 @@ class Recorder:
             self._log.close()
         if self._board is not None:
             self._board.close()
+        if self._seen is not None:
+            self._seen.close()
         return telemetry.Result(
             status=status,
             final=self.position.final,

@@ -166,6 +166,40 @@ def test_a_gpu_without_a_gpu_build_is_refused() -> None:
     assert "device=cpu" in e.value.remedy
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_sets_paddles_flags_on_a_gpu(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU build played, since only that knows the flags."""
+    flags: dict[str, object] = {}
+    monkeypatch.setattr(paddle.device, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(paddle, "set_device", lambda _: None)
+    monkeypatch.setattr(paddle, "set_flags", flags.update)
+    distributed.choose_device(Config(device="gpu", deterministic=deterministic), ALONE)
+    wanted = {
+        "FLAGS_cudnn_deterministic": True,
+        "FLAGS_cudnn_exhaustive_search": False,
+        "FLAGS_embedding_deterministic": 1,
+    }
+    assert flags == (wanted if deterministic else {})
+
+
+def test_deterministic_needs_nothing_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reruns there are bit-identical: test_a_run_is_bit_identical_to_itself."""
+    monkeypatch.setattr(paddle, "set_flags", lambda _: pytest.fail("flags were set"))
+    distributed.choose_device(Config(device="cpu", deterministic=True), ALONE)
+
+
+@pytest.mark.gpu
+def test_a_gpu_build_takes_the_deterministic_flags() -> None:
+    if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
+        pytest.skip("needs an NVIDIA GPU and a GPU build of Paddle")
+    distributed.choose_device(Config(device="gpu", deterministic=True), ALONE)
+    found = paddle.get_flags(list(distributed.DETERMINISTIC_FLAGS))
+    assert found == distributed.DETERMINISTIC_FLAGS
+
+
 def test_the_wait_for_the_store_has_a_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -28,7 +28,7 @@ from recipes.telemetry import read_metrics
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-9  # relative
 DEVICES = (1, 2, 3, 4)
-STEPS_BETWEEN = (1, 7)  # optimizer steps that a run gets before it is killed
+STEPS_BETWEEN = (0, 3)  # optimizer steps further than before that a run gets until it is killed
 SETTINGS = (
     *("model=resnet18", "dataset=synthetic", "dataset.image_size=8", "dataset.num_classes=10"),
     *("dataset.train_size=192", "dataset.eval_size=60", "dtype=float64", "sync_bn=true"),
@@ -86,7 +86,7 @@ def run_and_kill(folder: Path, devices: int, steps: int, chance: random.Random) 
         parent = subprocess.Popen(
             command(folder, devices), stdout=console, stderr=console, start_new_session=True
         )
-    goal = last_step(folder) - 3 + steps  # it may go back to a checkpoint up to 3 steps before
+    goal = last_step(folder) + steps
     started = time.time()
     while parent.poll() is None and not trained_to(folder, goal, started):
         time.sleep(0.05)

@@ -409,6 +409,7 @@ class Member:
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
         self._failed: JobFailed | None = None
         self._session = uuid.uuid4().hex
+        self.stop_step: int | None = None  # as some node has asked of all
 
     def connect(self, host: str, port: int, deadline: float) -> str:
         """Reach the coordinator and say hello.

@@ -159,6 +159,21 @@ def test_a_job_of_one_node_needs_nobody() -> None:
 # --- who is missing, or should not be there -----------------------------------------------------
 
 
+def test_the_word_to_stop_reaches_every_node() -> None:
+    with job(3) as (_, members):
+        assert [each.check() for each in members] == [False] * 3
+        assert [each.stop_step for each in members] == [None] * 3
+        members[1].stop_all(42)
+        ends = time.monotonic() + SOON
+        while any(each.stop_step is None for each in members) and time.monotonic() < ends:
+            for each in members:
+                each.check()
+        assert [each.stop_step for each in members] == [42] * 3
+    alone = Alone(0)
+    alone.stop_all(42)
+    assert alone.stop_step is None
+
+
 def test_a_node_that_never_arrives_is_named() -> None:
     with coordinator(3) as service, member(service, 0, 3) as one, member(service, 2, 3) as two:
         started = time.monotonic()

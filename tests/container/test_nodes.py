@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from containers import docker
 from nodes import Cluster
 
 pytest_plugins = ["container_fixtures", "fault_table"]
@@ -36,3 +37,21 @@ def test_two_nodes_train_together(cluster: Cluster, topology: str, tmp_path: Pat
         assert logs == {f"rank-{node * devices + each}.log" for each in range(devices)}
     assert "results are on node 0" in ended["node1"].output
     assert "preflight" in ended["node0"].output
+
+
+def test_docker_stop_on_one_node_saves_and_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    run = "hydra.run.dir=outputs/run"
+    for number in (0, 1):
+        cluster.node(number, run, "epochs=50")
+    cluster.wait_for("node0", r"step +3/")
+    stopped = docker("stop", "--time", "10", cluster.names["node1"])
+    assert stopped.returncode == 0, stopped.stderr
+    ended = cluster.ends("node0", "node1", seconds=60)
+    assert ended["node1"].status == 143, ended["node1"].output  # and not 137: it took under 10 s
+    assert ended["node0"].status == 1
+    assert "node 1 was asked to end by SIGTERM" in ended["node0"].output
+    cluster.copy("node0", "/workspace/outputs/run", tmp_path / "run")
+    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "interrupted"
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    last = max(event["step"] for event in metrics)
+    assert (tmp_path / "run/checkpoints/last").resolve().name == f"step-{last:08d}"

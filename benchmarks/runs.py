@@ -149,12 +149,12 @@ class Runner:
         Raises:
             UserError: an override is wrong, or a run failed.
         """
-        waiting, done = list(settings), {}
-        for setting in settings:  # a mistake is told before anything has run
-            self.compose(setting)
+        # A mistake is told before anything has run.
+        waiting = [(each, int(self.compose(each)["topology"]["nodes"])) for each in settings]
+        done: dict[str, Job] = {}
         while waiting or self._jobs:
             while waiting and len(self._jobs) < self._at_once:
-                self._jobs.append(self._start(waiting.pop(0)))
+                self._jobs.append(self._start(*waiting.pop(0)))
             for job in [job for job in self._jobs if job.ended]:
                 self._jobs.remove(job)
                 job.check()
@@ -211,20 +211,18 @@ class Runner:
         lists = setting.commit is None or setting.commit in self._lists_samples
         return [each for each in setting.overrides if lists or not each.startswith("log.samples=")]
 
-    def _start(self, setting: Setting) -> Job:
-        nodes = int(self.compose(setting)["topology"]["nodes"])
+    def _start(self, setting: Setting, nodes: int) -> Job:
         folder = self._output / setting.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        if nodes == 1:
-            return self._start_here(setting, folder, 1)
-        reason = self._no_containers(setting)
-        if reason:
+        reason = self._no_containers(setting) if nodes > 1 else ""
+        if nodes == 1 or reason:
             job = self._start_here(setting, folder, nodes)
-            job.where = f"{nodes} parents on loopback, since {reason}"
+            if reason:
+                job.where = f"{nodes} parents on loopback, since {reason}"
         else:
             job = self._start_containers(setting, folder, nodes)
-        self._say(f"{setting.name}: {job.where}")
+        self._say(f"{setting.name}: started, {job.where}")
         return job
 
     def _start_here(self, setting: Setting, folder: Path, nodes: int) -> Job:

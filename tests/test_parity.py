@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import struct
 import subprocess
 from dataclasses import replace
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +25,7 @@ from benchmarks.comparison import Comparison, Record, Share, compare, relative_d
 from benchmarks.curves import plot
 from benchmarks.runs import Job, Runner, Setting, flatten, random_layers, read_record, read_shares
 from recipes import checkpoint
-from recipes.config import UserError
+from recipes.config import UserError, from_hydra, register_schema
 
 SETTINGS: dict[str, Any] = {
     **{"seed": 0, "sync_bn": True, "accumulate": 1, "optimizer.base_lr": 0.1, "model.name": "M"},
@@ -438,3 +442,33 @@ def test_each_seed_runs_each_setting() -> None:
     settings = accuracy.settings_of(chosen)
     assert [each.name for each in settings] == ["0-seed-4", "1-seed-4", "0-seed-5", "1-seed-5"]
     assert settings[1].overrides[-3:] == ("topology=1x2", "sync_bn=true", "seed=4")
+
+
+# --- documentation ------------------------------------------------------------------------------
+
+PAGES = [Path(parity.__file__).parents[1] / name for name in ("README.md", "docs/topology.md")]
+
+
+def documented(program: str) -> list[list[str]]:
+    """The arguments of each command of a program in fenced blocks and in the program's own text."""
+    texts = [page.read_text() for page in PAGES] + [parity.__doc__ or "", accuracy.__doc__ or ""]
+    joined = "\n".join(texts).replace("\\\n", " ")
+    lines = re.findall(rf"^ *python -m benchmarks\.{program} (.*)$", joined, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+def test_the_documented_commands_are_understood() -> None:
+    assert len(documented("parity")) >= 6
+    assert documented("accuracy")
+    for arguments in documented("parity"):
+        settings, _ = parity.chosen(parity.parse(arguments))
+        check_overrides(settings)
+    for arguments in documented("accuracy"):
+        check_overrides(accuracy.settings_of(accuracy.parse(arguments)))
+
+
+def check_overrides(settings: list[Setting]) -> None:
+    register_schema()
+    for setting in settings:
+        with initialize_config_dir(str(PAGES[0].parent / "conf"), version_base="1.3"):
+            from_hydra(hydra_compose("config", overrides=list(setting.overrides)))

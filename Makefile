@@ -18,8 +18,7 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test test-faults test-clusters test-starts chaos parity lint format \
-	lock base image clean
+.PHONY: help setup train test test-faults test-clusters test-starts chaos parity lint format lock base image clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -16,11 +16,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+MAKE_OWN = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
+
+
 def run(
     *command: str | Path, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with the environment changed: an empty value removes a variable."""
-    merged = {**os.environ, **environment}
+    """Run a script with the environment changed: an empty value removes a variable.
+
+    `make test` runs these tests; what it tells a make below it is not for the one tried here.
+    """
+    merged = {**os.environ, "MAKELEVEL": "", "MAKEFLAGS": "", "MFLAGS": "", **environment}
+    merged = {name: value for name, value in merged.items() if value or name not in MAKE_OWN}
     merged = {name: value for name, value in merged.items() if environment.get(name) != ""}
     return subprocess.run(
         [str(part) for part in command],

@@ -124,7 +124,7 @@ def execute(
     if RUN_VARIABLE not in os.environ:
         # Each rank has composed a name with its own clock; rank 0's counts.
         run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
-    if RUN_VARIABLE not in os.environ:  # else the parent writes the logs
+        # Under a parent with several ranks, the parent writes the logs.
         telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
     if place.rank == 0 and config.task.name != "train":  # which first sees what it continues
         telemetry.begin(run, dump(config))

@@ -245,8 +245,8 @@ def newest(folder: Path, report: Callable[[str], None] | None = None) -> Path | 
             else:
                 found = path
                 break
-        # What looks damaged may have been removed or replaced while it was read.
-        if found == (listing[0][0] if listing else None) or listing == _by_age(folder):
+        # What looks damaged or missing may have been removed or replaced while it was read.
+        if (listing and found == listing[0][0]) or listing == _by_age(folder):
             break
     if report is not None:
         for line in complaints:
@@ -624,9 +624,10 @@ def _by_age(folder: Path) -> list[tuple[Path, int | None]]:
     manifest (None) come before all others, by step.
     """
     found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for path in map(folder.joinpath, names):
         replaced = _REPLACED.fullmatch(path.name)
-        if replaced and (folder / replaced[1]).exists():
+        if replaced and replaced[1] in names:
             continue
         # Without its successor, a replaced one still counts: its writer was killed between.
         if match := replaced or _FINAL.fullmatch(path.name):

@@ -144,6 +144,14 @@ class AmpConfig:
 
 
 @dataclass
+class GradientsConfig:
+    """How gradients travel between the ranks."""
+
+    bucket_mib: int = 32  # gradients are averaged in buckets of this size, while backward goes on
+    dtype: str | None = None  # float16 (GPU), bfloat16: what they travel as; null: as they are
+
+
+@dataclass
 class OptimizerConfig:
     """The update rule; the learning rate is given per 256 images of the global batch."""
 
@@ -157,6 +165,7 @@ class OptimizerConfig:
     beta2: float = 0.999
     epsilon: float = 1e-8
     clip_norm: float | None = None  # clip gradients to this global norm; null: off
+    fused: bool = False  # momentum: one kernel updates all parameters
 
 
 @dataclass
@@ -197,6 +206,7 @@ class Config:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     amp: AmpConfig = field(default_factory=AmpConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -219,6 +229,10 @@ class Config:
     dtype: str = "float32"  # float32, float64 (CPU only, for proofs)
     deterministic: bool = False  # GPU: bit-identical reruns, at a cost; on CPU they are so anyway
     threads: int | None = None  # CPU threads per rank; null: the machine's cores shared out
+    # Which cores a rank may use. auto: on a GPU those next to it; split: the node's cores shared
+    # out, so no two ranks have one in common; off: all.
+    affinity: str = "auto"
+    compile: bool = False  # turn the model into a static graph (paddle.jit.to_static)
     restarts: int = 0  # after a failure: how often to start again from the last checkpoint
     preflight: bool = True  # check the nodes before a run on several
     resume: str | None = None  # auto, or the path of a checkpoint or run folder
@@ -417,7 +431,7 @@ def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") ->
 
 
 def _choices(config: Config) -> Iterator[str]:
-    allowed = {
+    allowed: dict[str, tuple[str | None, tuple[str | None, ...]]] = {
         "task.name": (config.task.name, TASKS),
         "dataset.name": (config.dataset.name, DATASETS),
         "dataset.on_corrupt": (config.dataset.on_corrupt, ("fail", "skip")),
@@ -430,10 +444,13 @@ def _choices(config: Config) -> Iterator[str]:
         "network.name": (config.network.name, ("auto", "ethernet", "infiniband")),
         "device": (config.device, ("auto", "cpu", "gpu")),
         "dtype": (config.dtype, ("float32", "float64")),
+        "gradients.dtype": (config.gradients.dtype, (None, "float16", "bfloat16")),
+        "affinity": (config.affinity, ("auto", "split", "off")),
     }
     for key, (value, choices) in allowed.items():
         if value not in choices:
-            yield f"{key}={value} is not one of {', '.join(choices)}"
+            named = ", ".join(choice or "null" for choice in choices)
+            yield f"{key}={value} is not one of {named}"
 
 
 def _ranges(config: Config) -> Iterator[str]:
@@ -461,6 +478,7 @@ def _ranges(config: Config) -> Iterator[str]:
         "optimizer.epsilon": config.optimizer.epsilon,
         "schedule.gamma": config.schedule.gamma,
         "amp.initial_loss_scale": config.amp.initial_loss_scale,
+        "gradients.bucket_mib": config.gradients.bucket_mib,
         "deadlines.start": config.deadlines.start,
         "deadlines.prepare": config.deadlines.prepare,
         "deadlines.step": config.deadlines.step,
@@ -514,6 +532,7 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         )
     if config.dtype == "float64" and (gpu or config.amp.level != "off"):
         yield "dtype=float64 is for proofs on CPU\n  remedy: device=cpu amp=off, or dtype=float32"
+    yield from _loop_options(config, gpu)
     if config.task.name == "evaluate" and not config.checkpoint:
         yield (
             "task=evaluate needs a checkpoint\n  remedy: checkpoint=outputs/<run>/checkpoints/best"
@@ -553,6 +572,32 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
             f"topology {config.shape} needs {config.topology.devices} devices on each node, but "
             f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows {len(visible)}\n"
             f"  remedy: topology.devices={len(visible)}, or make more devices visible"
+        )
+
+
+def _loop_options(config: Config, gpu: bool) -> Iterator[str]:
+    """What does not work, among the options that make a step cheaper."""
+    if config.compile and config.sync_bn and not gpu:
+        yield (
+            "compile=true does not work with sync_bn=true on CPU: the statistics are exchanged by "
+            "Python code there, which a static graph cannot hold\n"
+            "  remedy: compile=false, or sync_bn=false"
+        )
+    if config.gradients.dtype == "float16" and not gpu:
+        yield (
+            "gradients.dtype=float16 does not work on CPU: Paddle's gloo adds float16 wrongly\n"
+            "  remedy: gradients.dtype=bfloat16, or null"
+        )
+    if config.gradients.dtype and config.dtype == "float64":
+        yield (
+            f"gradients.dtype={config.gradients.dtype} would round away what dtype=float64 is for\n"
+            "  remedy: gradients.dtype=null"
+        )
+    if config.optimizer.fused and (config.optimizer.name, config.dtype) != ("momentum", "float32"):
+        yield (
+            f"optimizer.fused=true: Paddle has no fused {config.optimizer.name} for "
+            f"{config.dtype}, only momentum for float32 and 16 bits\n"
+            "  remedy: optimizer.fused=false"
         )
 
 

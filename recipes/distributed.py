@@ -17,7 +17,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from recipes.config import Config, UserError, uses_gpu
+from recipes.config import Config, GradientsConfig, UserError, uses_gpu
 from recipes.topology import Place
 
 # Seconds that a rank waits for rank 0's store when the job starts.
@@ -49,8 +49,10 @@ def start(config: Config, place: Place) -> None:
     paddle.set_default_dtype(config.dtype)
     if place.rank != 0:
         wait_for_store(os.environ["PADDLE_MASTER"], STORE_DEADLINE, place)
+    strategy = fleet.DistributedStrategy()
+    strategy.fuse_grad_size_in_MB = config.gradients.bucket_mib
     with quiet_paddle(), one_gloo_group():
-        fleet.init(is_collective=True, log_level="WARNING")
+        fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
 
 
 def wait_for_store(address: str, deadline: float, place: Place) -> None:
@@ -210,11 +212,48 @@ def _broadcast_bytes(data: np.ndarray | None, size: int | None = None) -> np.nda
     return np.ascontiguousarray(tensor.numpy())
 
 
+@contextlib.contextmanager
 def gradient_sync(
-    network: paddle.nn.Layer, *, enabled: bool
-) -> contextlib.AbstractContextManager[Any]:
+    network: paddle.nn.Layer, gradients: GradientsConfig, *, enabled: bool
+) -> Iterator[None]:
     """The context of a forward and backward pass whose gradients are averaged over the ranks,
-    or, where not enabled, stay on this rank and add to those of the next pass."""
-    if enabled or dist.get_world_size() == 1:
-        return contextlib.nullcontext()
-    return network.no_sync()  # type: ignore[no-any-return]
+    or, where not enabled, stay on this rank and add to those of the next pass.
+
+    Fleet averages a bucket as soon as backward has filled it. With `gradients.dtype` they are
+    averaged after backward instead, since Paddle has no place to convert them before.
+    """
+    if dist.get_world_size() == 1 or (enabled and gradients.dtype is None):
+        yield
+    else:
+        with network.no_sync():
+            yield
+        if enabled:
+            average_gradients(network, gradients)
+
+
+def average_gradients(network: paddle.nn.Layer, gradients: GradientsConfig) -> None:
+    """Set each gradient to its mean over the ranks, rounded to `gradients.dtype` on its way.
+
+    They are divided before they are added, so that no sum leaves the range of a 16-bit number.
+    """
+    every = [p.grad for p in network.parameters() if p.grad is not None]
+    for bucket in buckets(every, gradients.bucket_mib << 20):
+        flat = paddle.concat([each.flatten() for each in bucket]) / dist.get_world_size()
+        mean = sum_over_ranks(flat.astype(gradients.dtype or flat.dtype)).astype(flat.dtype)
+        for each, part in zip(bucket, mean.split([each.size for each in bucket]), strict=True):
+            paddle.assign(part.reshape(each.shape), each)
+
+
+def buckets(tensors: Iterable[paddle.Tensor], limit: int) -> Iterator[list[paddle.Tensor]]:
+    """The tensors in order, in groups of one dtype that hold up to `limit` bytes, or one tensor."""
+    bucket: list[paddle.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        size = tensor.size * tensor.element_size()
+        if bucket and (filled + size > limit or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += size
+    if bucket:
+        yield bucket

@@ -104,7 +104,9 @@ def build_optimizer(
         )
     for parameter in without_decay:
         parameter.regularizer = paddle.regularizer.L2Decay(0.0)  # goes before weight_decay
-    return paddle.optimizer.Momentum(momentum=options.momentum, **shared)
+    return paddle.optimizer.Momentum(
+        momentum=options.momentum, use_multi_tensor=options.fused, **shared
+    )
 
 
 def autocast(amp: AmpConfig) -> AbstractContextManager[None]:

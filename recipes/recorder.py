@@ -14,6 +14,7 @@ from recipes import distributed, telemetry
 from recipes.config import Config, dump
 from recipes.data import Plan
 from recipes.data.loader import Batch
+from recipes.data.transfer import DeviceBatch
 from recipes.evaluation import Scores
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
@@ -70,21 +71,21 @@ class Recorder:
         """Whether the last step of the run has been taken."""
         return self.position.step >= self._total
 
-    def waiting(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def waiting(self, loader: Iterable[DeviceBatch]) -> Iterator[DeviceBatch]:
         """The loader's batches, with the time that each `next` takes added up."""
         batches = iter(loader)
         while True:
             asked = time.monotonic()
             self._pulse.mark(Phase.READING, self.position.step)
-            batch = next(batches, None)
+            moved = next(batches, None)
             self._waited += time.monotonic() - asked
             self._pulse.mark(Phase.STEPPING, self.position.step)
-            if batch is None:
+            if moved is None:
                 return
-            self._show(batch)
+            self._show(moved.batch)
             if self._seen is not None:
-                self._seen.add(self.position.epoch, self.position.step + 1, batch)
-            yield batch
+                self._seen.add(self.position.epoch, self.position.step + 1, moved.batch)
+            yield moved
 
     def finish_step(self, epoch: int, batch: Batch, learning_rate: float, meter: Meter) -> None:
         """Count an optimizer step; every ``log.every`` steps read the meter and record an event.

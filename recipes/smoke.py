@@ -21,7 +21,7 @@ from paddle.distributed import fleet
 
 from recipes import data, distributed, telemetry
 from recipes.batch_norm import convert_sync_batch_norm
-from recipes.config import Config, UserError
+from recipes.config import Config, GradientsConfig, UserError
 from recipes.data.base import ImageDataset
 from recipes.data.loader import train_loader
 from recipes.data.normalisation import Normalise
@@ -186,10 +186,10 @@ def accumulated_gradients(place: Place) -> Iterator[Outcome]:
     model = _Scaled()
     network = distributed.data_parallel(model)
     x = paddle.full([SIZE], place.rank + 1.0)
-    with distributed.gradient_sync(network, enabled=False):
+    with distributed.gradient_sync(network, GradientsConfig(), enabled=False):
         network(x).backward()
     yield "on the rank", model.weight.grad.numpy(), np.full(SIZE, place.rank + 1.0)
-    with distributed.gradient_sync(network, enabled=True):
+    with distributed.gradient_sync(network, GradientsConfig(), enabled=True):
         network(x).backward()
     yield "averaged", model.weight.grad.numpy(), np.full(SIZE, place.world_size + 1.0)
 

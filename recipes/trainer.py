@@ -25,6 +25,7 @@ from recipes import batch_norm, data, distributed, models, optimization, telemet
 from recipes.config import Config
 from recipes.data.loader import SkipCounter, check_shared_memory, train_loader
 from recipes.data.normalisation import Normalise
+from recipes.data.transfer import on_device
 from recipes.evaluation import evaluate
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
@@ -103,18 +104,17 @@ def train(
         recorder.go_on()
         loader = train_loader(train_set, plan, epoch, first_step, config.dataset)
         with contextlib.closing(loader):  # ends its worker processes
-            for batch in recorder.waiting(loader):
+            for batch, images, labels in recorder.waiting(on_device(loader)):
                 for path in skipped.update(batch):
                     _log.warning("replaced %s: cannot be read", path)
                 if batch.part == 0:
                     paddle.seed(step_seed(config.seed, recorder.position.step, place.rank))
                 last_part = batch.part == config.accumulate - 1
-                images, labels = normalise(batch.images), paddle.to_tensor(batch.labels)
 
                 # Gradients add up locally, and are averaged over the ranks with the last part.
-                with distributed.gradient_sync(network, enabled=last_part):
+                with distributed.gradient_sync(network, config.gradients, enabled=last_part):
                     with optimization.autocast(config.amp):
-                        logits = network(images)
+                        logits = network(normalise(images))
                         losses = cross_entropy(logits, labels, config.label_smoothing)
                     # This micro-batch's part of the mean over the global batch. Fleet averages over
                     # the ranks; times the world size, that average is the gradient of the global

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import telemetry
+from recipes import affinity, telemetry
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
 from recipes.pulse import NoPulse, Phase, Pulse, SharedPulse
@@ -115,6 +115,7 @@ def execute(
     pulse = pulse or NoPulse()
     pulse.mark(Phase.STARTING)
     set_threads(config, os.environ)
+    affinity.bind(config, place)
     import_paddle()
     from recipes import distributed
 

@@ -474,8 +474,9 @@ def build(kind: str, dtype: str = "float32") -> tuple[Any, Any, Any]:
     model.to(dtype=dtype)
     cosine = paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=10)
     schedule = paddle.optimizer.lr.LinearWarmup(cosine, 2, 0.0, 0.1)
-    optimizer = getattr(paddle.optimizer, kind)(
-        schedule, parameters=model.parameters(), weight_decay=0.01
+    fused = {"use_multi_tensor": True} if kind == "fused Momentum" else {}
+    optimizer = getattr(paddle.optimizer, kind.removeprefix("fused "))(
+        schedule, parameters=model.parameters(), weight_decay=0.01, **fused
     )
     return model, optimizer, schedule
 
@@ -509,16 +510,15 @@ def wrapped(optimizer: Any) -> Any:
     return HybridParallelOptimizer(optimizer, group, fleet.fleet._user_defined_strategy)
 
 
-@pytest.mark.parametrize("kind", ["Momentum", "AdamW"])
+@pytest.mark.parametrize("kind", ["Momentum", "AdamW", "fused Momentum"])
 @pytest.mark.parametrize("fleet", [False, True])
 def test_resume_continues_bit_by_bit(tmp_path: Path, kind: str, fleet: bool) -> None:
     model, optimizer, schedule = build(kind)
     handle = wrapped(optimizer) if fleet else optimizer
     train(model, handle, schedule, range(4))
     taken = checkpoint.snapshot_of(model, handle, None, {"step": 4})
-    accumulators = {"Momentum": {"velocity"}}.get(
-        kind, {"moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"}
-    )
+    adamw = {"moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"}
+    accumulators = adamw if kind == "AdamW" else {"velocity"}
     # The running statistics of `nn.BatchNorm` are parameters too, but not trained.
     parameters = {name for name, tensor in model.named_parameters() if not tensor.stop_gradient}
     assert taken.optimizer.keys() == {f"{a}/{b}" for a in parameters for b in accumulators}

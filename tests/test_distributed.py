@@ -7,15 +7,18 @@ import socket
 import threading
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recipes import distributed
-from recipes.config import Config, TopologyConfig, UserError
+from recipes.config import Config, GradientsConfig, TopologyConfig, UserError
 from recipes.topology import Place
 
 RANKS = 3
@@ -90,14 +93,43 @@ def on_rank(place: Place) -> dict[str, Any]:
         layer.clear_gradients()
         for part, enabled in enumerate(syncs):
             x = paddle.to_tensor([[place.rank + 1.0, 10.0**part]])
-            with distributed.gradient_sync(network, enabled=enabled):
+            with distributed.gradient_sync(network, GradientsConfig(), enabled=enabled):
                 network(x).sum().backward()
         found[name] = layer.weight.grad.numpy().ravel().tolist()
     layer.clear_gradients()
-    with distributed.gradient_sync(network, enabled=False):
+    with distributed.gradient_sync(network, GradientsConfig(), enabled=False):
         network(paddle.to_tensor([[place.rank + 1.0, 1.0]])).sum().backward()
     found["apart"] = layer.weight.grad.numpy().ravel().tolist()
+    found["rounded"] = rounded_gradients(place)
     return found
+
+
+class Weighted(paddle.nn.Layer):  # type: ignore[misc]
+    """Sums parameters of two dtypes, each element times its own number of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, dtype in enumerate(["float32", "float32", "float64", "float32"]):
+            self.add_parameter(f"p{number}", self.create_parameter([400_000], dtype=dtype))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return sum((p * x.astype(p.dtype)).sum().astype("float32") for p in self.parameters())
+
+
+def rounded_gradients(place: Place) -> list[Any]:
+    """Gradients that travel as bfloat16, in buckets smaller than all of them, and as they are."""
+    layer = Weighted()
+    network = paddle.DataParallel(layer)
+    x = paddle.to_tensor(np.random.default_rng(place.rank).normal(size=400_000), dtype="float32")
+    found = []
+    for options in (GradientsConfig(dtype="bfloat16", bucket_mib=3), GradientsConfig()):
+        layer.clear_gradients()
+        with distributed.gradient_sync(network, options, enabled=True):
+            network(x).backward()
+        found.append([(str(p.grad.dtype), p.grad.numpy()) for p in layer.parameters()])
+    far = [float(np.abs(a - b).max()) for (_, a), (_, b) in zip(*found, strict=True)]
+    digest = hashlib.sha256(b"".join(each.tobytes() for _, each in found[0])).hexdigest()
+    return [[dtype for dtype, _ in found[0]], far, digest]
 
 
 @pytest.fixture
@@ -136,6 +168,33 @@ def test_gradients_are_averaged_once_all_parts_are_there(exchanged: list[dict[st
         np.testing.assert_allclose(found["apart"], [rank + 1.0, 1.0], rtol=1e-6)
 
 
+@pytest.mark.launch
+def test_gradients_travel_rounded_and_stay_what_they_are(exchanged: list[dict[str, Any]]) -> None:
+    dtypes, far, digest = exchanged[0]["rounded"]
+    assert dtypes == [f"paddle.float{bits}" for bits in (32, 32, 64, 32)]
+    # Normal numbers: their mean over 3 ranks is below 4, and bfloat16 has 8 bits.
+    assert all(0 < each < 3 * 4 * 2**-8 for each in far)
+    assert all(each["rounded"][2] == digest for each in exchanged)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 900), st.sampled_from(["float32", "float64"])), max_size=12),
+    st.integers(1, 4000),
+)
+def test_buckets_hold_every_gradient_once(described: list[tuple[int, str]], limit: int) -> None:
+    tensors = [paddle.zeros([size], dtype=dtype) for size, dtype in described]
+    found = list(distributed.buckets(tensors, limit))
+    assert [id(t) for bucket in found for t in bucket] == [id(t) for t in tensors]
+    filled = [sum(t.size * t.element_size() for t in bucket) for bucket in found]
+    for bucket, size in zip(found, filled, strict=True):
+        assert len({t.dtype for t in bucket}) == 1
+        assert len(bucket) == 1 or size <= limit
+    for size, (bucket, following) in zip(filled, pairwise(found), strict=False):
+        first = following[0]
+        full = size + first.size * first.element_size() > limit
+        assert full or first.dtype != bucket[0].dtype
+
+
 def test_one_process_exchanges_with_itself() -> None:
     value, named = {"a": [1]}, arrays()
     assert distributed.broadcast_json(value) == value
@@ -145,7 +204,9 @@ def test_one_process_exchanges_with_itself() -> None:
     assert distributed.sum_over_ranks(tensor).tolist() == [1.0, 2.0]
     layer = paddle.nn.Linear(1, 1)
     assert distributed.data_parallel(layer) is layer
-    with distributed.gradient_sync(layer, enabled=False):  # a plain layer has no `no_sync`
+    with distributed.gradient_sync(
+        layer, GradientsConfig(), enabled=False
+    ):  # a plain layer has no `no_sync`
         layer(paddle.ones([1, 1])).backward()
     assert layer.weight.grad is not None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -12,9 +10,9 @@ from recipes.data.base import ImageDataset
 
 
 class Normalise:
-    """``(pixel - mean) / std`` per channel; calling it moves a batch to the device.
+    """``(pixel - mean) / std`` per channel, on the device.
 
-    The batch travels as uint8, a quarter of float32's bytes, and without waiting for the device.
+    So a batch travels there as uint8, a quarter of float32's bytes.
 
     Args:
         dataset: gives float32[3] mean and std on the scale of its pixels.
@@ -26,13 +24,14 @@ class Normalise:
         self._scale = paddle.to_tensor(1.0 / dataset.std.astype(np.float64), dtype=dtype)
         self._shift = paddle.to_tensor(dataset.mean.astype(np.float64), dtype=dtype)
 
-    def __call__(self, images: NDArray[np.uint8]) -> Any:
+    def __call__(self, images: NDArray[np.uint8] | paddle.Tensor) -> paddle.Tensor:
         """
         Args:
-            images: uint8[b, height, width, 3].
+            images: uint8[b, height, width, 3], on the device or not.
 
         Returns:
             A tensor [b, 3, height, width] of `dtype`.
         """
-        pixels = paddle.to_tensor(images).astype(self.dtype)
+        tensor = images if isinstance(images, paddle.Tensor) else paddle.to_tensor(images)
+        pixels = tensor.astype(self.dtype)
         return ((pixels - self._shift) * self._scale).transpose([0, 3, 1, 2])

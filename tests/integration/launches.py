@@ -85,6 +85,16 @@ TABLE = (
     Row("shares_1x1", (*EXACT, "accumulate=4"), 1),
     Row("shares_1x2", (*EXACT, "accumulate=2"), 2),
     Row("shares_1x4", EXACT, 4),
+    # The same training by other means.
+    Row(
+        "lean",
+        (
+            *(*EXACT, "accumulate=2", "compile=true"),
+            *("gradients.bucket_mib=1", "affinity=split"),
+        ),
+        2,
+    ),
+    Row("rounded", (*EXACT, "dtype=float32", "gradients.dtype=bfloat16"), 4),
     Row("averaged", (*EXACT, "max_steps=1"), 2, steps=1),
     # A checkpoint of two ranks, scored by others.
     Row("score_1x1", SCORE, 1, steps=0),

@@ -255,6 +255,18 @@ def test_ranks_train_like_one_process_that_accumulates(ranks: str, launched: Lau
     assert [e["top1"] for e in many.events("train")] == [e["top1"] for e in one.events("train")]
 
 
+def test_a_leaner_step_is_the_same_step(launched: Launches) -> None:
+    """A static graph, other buckets, fewer cores."""
+    assert launched["lean"].losses() == launched["shares_1x2"].losses()
+
+
+def test_gradients_that_travel_rounded_train_nearly_the_same(launched: Launches) -> None:
+    exact, rounded = launched["shares_1x4"].losses(), launched["rounded"].losses()
+    assert rounded[0] == pytest.approx(exact[0], rel=1e-5)
+    assert rounded == pytest.approx(exact, rel=0.1)  # float32 curves part early, too
+    assert rounded[1:] != pytest.approx(exact[1:], rel=1e-6)  # they did travel rounded
+
+
 def test_a_checkpoint_holds_the_running_means_of_all_ranks(launched: Launches) -> None:
     """Of the first layer: its input is the same with and without sync-BN, and after one step the
     mean of the ranks' means is that of the global batch."""

@@ -1,31 +1,18 @@
 """Fixtures of the container tests: `pytest_plugins = ["container_fixtures"]` in a test file."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import (
-    CERTIFICATE_MARKER,
-    Containers,
-    build_image,
-    docker,
-    find_engine_fault,
-    read_content_tag,
-)
+from containers import Containers, ImageBuild, find_engine_fault
+
+_BUILD = pytest.StashKey[ImageBuild]()
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The CPU image of this tree, built only where its content has changed: its tag."""
-    tag = read_content_tag()
-    if docker("image", "inspect", tag).returncode != 0:
-        settings = (os.environ.get(name) for name in ("CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE"))
-        trusted = Path(next(filter(None, settings), "/etc/ssl/certs/ca-certificates.crt"))
-        bundle = tmp_path_factory.mktemp("certificates") / "bundle.pem"
-        bundle.write_text(f"# {CERTIFICATE_MARKER}\n{trusted.read_text('utf-8')}", "utf-8")
-        build_image(tag, bundle)
-    return tag
+def image(request: pytest.FixtureRequest) -> str:
+    """The CPU image of this tree: its tag."""
+    return request.config.stash[_BUILD].finish()
 
 
 @pytest.fixture
@@ -36,12 +23,32 @@ def containers(image: str) -> Iterator[Containers]:
     made.remove()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder, with the reason, where there is no Docker engine."""
+    """Put the tests of this folder last, while the image is built; skip them, with the reason,
+    where there is no Docker engine."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
-    fault = find_engine_fault()
+    items[:] = [item for item in items if item not in here] + here
+    fault = find_engine_fault() if here else None
     for item in here:
         if fault is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs Docker: {fault}"))
-        # The first of them builds the image, which takes minutes.
+        # The first of them may have to wait for the image.
         item.add_marker(pytest.mark.timeout(1800))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to build the image, where a test that will run needs it."""
+    needed = any(
+        "image" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip")
+        for item in session.items
+    )
+    if needed and not session.config.option.collectonly:
+        session.config.stash[_BUILD] = ImageBuild()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no build behind."""
+    build = config.stash.get(_BUILD, None)
+    if build is not None:
+        build.end()

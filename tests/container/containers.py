@@ -6,7 +6,9 @@ The fixtures that use them are in container_fixtures.py.
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -43,24 +45,59 @@ def read_content_tag() -> str:
     return f"fleet-recipes-test:{digest.hexdigest()[:16]}"
 
 
-def build_image(tag: str, certificates: Path) -> None:
-    """Build the CPU image through docker/build.sh, behind a certificate and a proxy setting."""
-    no_proxy = ",".join(filter(None, [os.environ.get("no_proxy"), PROXY_MARKER]))
-    settings = {
-        "VARIANT": "cpu",
-        "IMAGE": tag,
-        "CA_BUNDLE": str(certificates),
-        "no_proxy": no_proxy,
-    }
-    built = subprocess.run(
-        [ROOT / "docker" / "build.sh"],
-        env={**os.environ, **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout[-6000:]
+class ImageBuild:
+    """The CPU image of this tree, built behind other tests, as that takes minutes.
+
+    It goes through docker/build.sh, behind a certificate and a proxy setting. An image whose
+    content has not changed is taken as it is.
+    """
+
+    def __init__(self) -> None:
+        self._tag = read_content_tag()
+        self._scratch = tempfile.TemporaryDirectory()
+        self._building: subprocess.Popen[bytes] | None = None
+        if docker("image", "inspect", self._tag).returncode != 0:
+            self._start()
+
+    def finish(self) -> str:
+        """Wait for the build: the image's tag."""
+        if self._building is not None:
+            status = self._building.wait()
+            assert status == 0, self._output.read_text(errors="replace")[-6000:]
+        return self._tag
+
+    def end(self) -> None:
+        """End the build if it is still going on."""
+        if self._building is not None and self._building.poll() is None:
+            os.killpg(self._building.pid, signal.SIGTERM)
+            self._building.wait()
+        self._scratch.cleanup()
+
+    @property
+    def _output(self) -> Path:
+        return Path(self._scratch.name) / "output"
+
+    def _start(self) -> None:
+        settings = (os.environ.get(name) for name in ("CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE"))
+        trusted = Path(next(filter(None, settings), "/etc/ssl/certs/ca-certificates.crt"))
+        bundle = Path(self._scratch.name) / "bundle.pem"
+        bundle.write_text(f"# {CERTIFICATE_MARKER}\n{trusted.read_text('utf-8')}", "utf-8")
+        no_proxy = ",".join(filter(None, [os.environ.get("no_proxy"), PROXY_MARKER]))
+        environment = os.environ | {
+            "VARIANT": "cpu",
+            "IMAGE": self._tag,
+            "CA_BUNDLE": str(bundle),
+            "no_proxy": no_proxy,
+        }
+        with self._output.open("wb") as output:
+            self._building = subprocess.Popen(
+                [ROOT / "docker" / "build.sh"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
 
 def docker(*arguments: str) -> subprocess.CompletedProcess[str]:

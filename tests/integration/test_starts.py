@@ -15,7 +15,7 @@ from running import Running, ended
 
 pytestmark = pytest.mark.launch
 
-STARTS = int(os.environ.get("FLEET_RECIPES_STARTS", "8"))
+STARTS = int(os.environ.get("FLEET_RECIPES_STARTS", "4"))
 RANKS = 4
 DEADLINE = 90.0  # a start that hangs, as opposed to a slow machine
 

@@ -321,14 +321,12 @@ class Job:
         if self.run_folder.result.exists():
             return
         final, best = telemetry.scores_so_far(self.run_folder)
-        telemetry.Result(
-            status=status,
+        telemetry.Result.untrained(
+            self.config.shape,
+            time.monotonic() - self.started,
+            status,
             final=final,
             best=best,
-            images_per_second=None,
-            wall_seconds=time.monotonic() - self.started,
-            topology=str(self.config.shape),
-            world_size=self.config.shape.world_size,
             error=failure and worker.error_of(failure),
         ).write(self.run_folder)
 

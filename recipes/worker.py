@@ -91,9 +91,9 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
         else:
             _log.error("%s\n  remedy: %s", failure["message"], failure["remedy"])
             if place.rank == 0 and not telemetry.RunFolder(folder).result.exists():
-                failed_result(config, failure, time.monotonic() - started).write(
-                    telemetry.RunFolder(folder)
-                )
+                telemetry.Result.untrained(
+                    config.shape, time.monotonic() - started, "failed", error=error_of(failure)
+                ).write(telemetry.RunFolder(folder))
         return 1
     if reports:
         write_report(Path(reports), place.rank, {}, "finished")
@@ -157,15 +157,8 @@ def evaluate_task(
         with telemetry.MetricsLog(run.metrics) as log:
             log.append({"event": "eval", **metrics})
         _log.info(telemetry.eval_line(metrics))
-    return telemetry.Result(
-        status="completed",
-        final=metrics,
-        best=metrics,
-        images_per_second=None,
-        wall_seconds=time.monotonic() - started,
-        topology=str(config.shape),
-        world_size=place.world_size,
-    )
+    seconds = time.monotonic() - started
+    return telemetry.Result.untrained(config.shape, seconds, final=metrics, best=metrics)
 
 
 def import_paddle() -> None:
@@ -240,20 +233,6 @@ def as_logged(failure: dict[str, Any]) -> list[str]:
 def error_of(failure: dict[str, Any]) -> dict[str, Any]:
     """A failure as ``result.json`` holds it."""
     return {key: failure[key] for key in ("node", "rank", "type", "message", "remedy")}
-
-
-def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> telemetry.Result:
-    """The result of a run that ended with `failure`."""
-    return telemetry.Result(
-        status="failed",
-        final=None,
-        best=None,
-        images_per_second=None,
-        wall_seconds=seconds,
-        topology=str(config.shape),
-        world_size=config.shape.world_size,
-        error=error_of(failure),
-    )
 
 
 def write_report(folder: Path, rank: int, content: dict[str, Any], kind: str) -> None:

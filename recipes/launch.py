@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from recipes import data, models, network, preflight, telemetry, worker
+from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
 from recipes.pulse import OwnPulse
@@ -79,6 +80,8 @@ def run(config: Config, folder: Path) -> int:
         print(f"[node{identity.node}] completed; the results are on node 0", flush=True)
     elif config.task.name == "train":
         show_summary(job.run_folder)
+    elif config.task.name == "benchmark":
+        print(record.summary(record.read(job.run_folder.benchmark)), flush=True)
     return 0
 
 
@@ -295,6 +298,7 @@ class Job:
                 network.environment(self.config, self.address, os.environ),
             )
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
+        meeting.environment[telemetry.COMMAND_VARIABLE] = shlex.join(sys.argv[1:])
         with Ranks(self.config, self.run_folder, meeting) as ranks:
             asked = told = False
 

@@ -47,6 +47,7 @@ PACKAGES = (
     "nvidia-ml-py",
 )
 HOSTS_VARIABLE = "FLEET_RECIPES_HOSTS"  # the nodes' names by number, which a rank cannot know
+COMMAND_VARIABLE = "FLEET_RECIPES_COMMAND"  # the arguments of the parent, quoted for a shell
 IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
 CURVES = {
     "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
@@ -78,6 +79,10 @@ class RunFolder:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def benchmark(self) -> Path:
+        return self.path / "benchmark.json"
 
     @property
     def checkpoints(self) -> Path:

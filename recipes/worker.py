@@ -126,7 +126,8 @@ def execute(
         run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
         # Under a parent with several ranks, the parent writes the logs.
         telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
-    if place.rank == 0 and config.task.name != "train":  # which first sees what it continues
+    trains = config.task.name in ("train", "benchmark")
+    if place.rank == 0 and not trains:  # a training first sees what it continues
         telemetry.begin(run, dump(config))
     if config.task.name == "evaluate":
         result = evaluate_task(config, run, place, pulse)
@@ -134,6 +135,10 @@ def execute(
         from recipes import smoke
 
         result = smoke.smoke(config, place, pulse)
+    elif config.task.name == "benchmark":
+        from recipes.benchmark import task
+
+        result = task.benchmark(config, run, place, display, pulse)
     else:
         from recipes import trainer
 

@@ -115,11 +115,12 @@ class Usage:
 
     Attributes:
         kind: "gpu" or "cpu", which says what the ranks' figures are.
-        machine_load: the share of node 0's cores that were busy, other programs' work included.
+        machine_load: the share of node 0's cores that were busy, other programs' work included;
+            None where the measured part was too short to tell.
     """
 
     kind: str
-    machine_load: float
+    machine_load: float | None
     ranks: list[RankUsage]
 
 
@@ -376,6 +377,9 @@ def summary(record: Record) -> str:
     ranks = f"{record.world_size} rank{'s' if record.world_size > 1 else ''}"
     unit = "of the device" if usage.kind == "gpu" else "cores a rank"
     load = fmean(each.load for each in usage.ranks)
+    machine = ""
+    if usage.machine_load is not None:
+        machine = f", {usage.machine_load:.0%} of the machine's cores"
     lines = [
         f"{config['model']['name']} on {config['dataset']['name']}, {record.topology} ({ranks}), "
         f"{config['global_batch_size']} images a step",
@@ -383,8 +387,7 @@ def summary(record: Record) -> str:
         f"{speed.lowest:,.1f} to {speed.highest:,.1f})",
         f"  memory   {max(each.peak_memory_bytes for each in usage.ranks) / 2**20:,.0f} MiB "
         "on the rank that needs most",
-        f"  load     {f'{load:.0%}' if usage.kind == 'gpu' else f'{load:.2f}'} {unit}, "
-        f"{usage.machine_load:.0%} of the machine's cores",
+        f"  load     {f'{load:.0%}' if usage.kind == 'gpu' else f'{load:.2f}'} {unit}{machine}",
     ]
     if record.split is not None:
         whole = record.split.step

@@ -70,11 +70,14 @@ class Watch:
         begun, ended = self._measured()
         return float((ended.process - begun.process) / (ended.wall - begun.wall))
 
-    def machine_load(self) -> float:
-        """The share of this machine's cores that were busy, whoever kept them so."""
+    def machine_load(self) -> float | None:
+        """The share of this machine's cores that were busy, whoever kept them so; None where the
+        kernel, which counts in hundredths of a second, saw no time pass."""
         begun, ended = self._measured()
-        idle = (ended.idle - begun.idle) / (ended.all_cores - begun.all_cores)
-        return min(1.0, max(0.0, 1.0 - idle))
+        seconds = ended.all_cores - begun.all_cores
+        if seconds == 0:
+            return None
+        return min(1.0, max(0.0, 1.0 - (ended.idle - begun.idle) / seconds))
 
     def usage(self, figures: Any) -> Usage:
         """The usage of all ranks.

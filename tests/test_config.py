@@ -387,7 +387,7 @@ def test_the_steps_of_a_benchmark_follow(warmup: int, steps: int, repeats: int) 
     assert found.max_steps == warmup + steps * repeats
     assert found.log.every == steps
     assert found.epochs >= found.max_steps
-    again = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(found)))
+    again = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.structured(found))
     assert config.from_hydra(again, CPU) == found  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test test-faults test-clusters test-starts chaos parity lint format lock base image clean
+.PHONY: help setup train test test-faults test-clusters test-starts chaos parity records lint format lock base image clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ parity: setup  ## train on every topology and compare the losses step by step (F
 	@$(BIN)/python -m benchmarks.parity --matrix $(ARGS)
 	@$(if $(FULL),$(BIN)/python -m benchmarks.accuracy --setting "topology=1x1 sync_bn=true" \
 		--setting "topology=1x2 sync_bn=true" recipe=digits_resnet18)
+
+records: setup  ## measure this machine's CPU anew, and render benchmarks/RESULTS.md (8 minutes)
+	@$(BIN)/python -m benchmarks.record $(ARGS)
 
 lint: setup  ## check style, format and types
 	@echo "lint: ruff and mypy"

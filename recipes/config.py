@@ -35,7 +35,9 @@ from recipes.topology import Topology
 # The one key that may hold any others.
 _OPEN = "model.arguments"
 
-TASKS = ("train", "evaluate", "preflight", "smoke")
+TASKS = ("train", "evaluate", "benchmark", "preflight", "smoke")
+# bench-… are the tables of `make bench`, beside the records.
+_RECORD_NAME = re.compile(r"(?!bench-)\w[\w.-]*", re.ASCII)
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
 
 
@@ -198,6 +200,20 @@ class SaveConfig:
 
 
 @dataclass
+class BenchmarkConfig:
+    """task=benchmark: how long it measures, and what becomes of the record."""
+
+    warmup: int = 20  # optimizer steps before the first measured one
+    steps: int = 20  # optimizer steps of a repetition, which gives one sample of the speed
+    repeats: int = 5
+    split_steps: int = 10  # steps whose parts are measured one by one; 0: none
+    name: str | None = None  # of the record; null: from model, dataset, topology and time
+    # Folder of the record; null: benchmarks/results beside the code where that can be written,
+    # and the run folder alone elsewhere.
+    output: str | None = None
+
+
+@dataclass
 class Config:
     """One run, whole."""
 
@@ -213,6 +229,7 @@ class Config:
     save: SaveConfig = field(default_factory=SaveConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     recipe_name: str = "custom"  # the recipe file that set this up, if one did
     epochs: int = 1
     max_steps: int | None = None  # stop early after this many optimizer steps
@@ -269,7 +286,7 @@ def from_hydra(composed: DictConfig, machine: Machine | None = None) -> Config:
     assert isinstance(config, Config)
     problems = list(_choices(config)) + list(_ranges(config))
     if not problems:
-        config = with_batch_sizes(config)
+        config = with_measured_steps(with_batch_sizes(config))
         problems = list(_combinations(config, machine or Machine.this()))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -418,6 +435,31 @@ def with_batch_sizes(config: Config) -> Config:
     return config
 
 
+def with_measured_steps(config: Config) -> Config:
+    """For ``task=benchmark``, derive what the loop takes from the group `benchmark`.
+
+    The run ends with the last repetition, whatever the epochs, and logs once a repetition. The
+    learning rate then moves otherwise than in a training, which costs as much time.
+
+    Raises:
+        ConfigError: max_steps is set to something else.
+    """
+    if config.task.name != "benchmark":
+        return config
+    asked = config.benchmark
+    whole = asked.warmup + asked.steps * asked.repeats
+    if config.max_steps not in (None, whole):
+        raise ConfigError(
+            f"max_steps={config.max_steps}, but benchmark.warmup={asked.warmup} and "
+            f"benchmark.repeats={asked.repeats} of benchmark.steps={asked.steps} make {whole}",
+            "max_steps=null",
+        )
+    config.max_steps = whole
+    config.log.every = asked.steps
+    config.epochs = max(config.epochs, whole)  # an epoch has a step or more
+    return config
+
+
 def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") -> Iterator[str]:
     """Keys that `+key=value` appended past the schema; Hydra itself lets them through."""
     known = [str(key) for key in schema]  # `in` would not find keys without a default
@@ -483,6 +525,8 @@ def _ranges(config: Config) -> Iterator[str]:
         "deadlines.prepare": config.deadlines.prepare,
         "deadlines.step": config.deadlines.step,
         "deadlines.silence": config.deadlines.silence,
+        "benchmark.steps": config.benchmark.steps,
+        "benchmark.repeats": config.benchmark.repeats,
     }
     for key, number in positive.items():
         if number is not None and not 0 < number < math.inf:
@@ -499,6 +543,8 @@ def _ranges(config: Config) -> Iterator[str]:
         "optimizer.base_lr": config.optimizer.base_lr,
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "schedule.warmup_epochs": config.schedule.warmup_epochs,
+        "benchmark.warmup": config.benchmark.warmup,
+        "benchmark.split_steps": config.benchmark.split_steps,
     }
     for key, number in not_negative.items():
         if not 0 <= number < math.inf:
@@ -546,6 +592,14 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         yield (
             f"resume={config.resume} continues a training, which task=evaluate does not\n"
             "  remedy: resume=null"
+        )
+    if config.task.name == "benchmark" and config.resume not in (None, "auto"):
+        yield f"resume={config.resume}: task=benchmark starts afresh\n  remedy: resume=null"
+    name = config.benchmark.name
+    if name is not None and not _RECORD_NAME.fullmatch(name):
+        yield (
+            f"benchmark.name={name} must be of letters, digits, '.', '_' and '-', and not begin "
+            "with 'bench-'"
         )
     if config.schedule.name == "step" and not config.schedule.milestones:
         yield "schedule=step needs schedule.milestones, such as [30,60,80]"

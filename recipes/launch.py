@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from recipes import data, models, network, preflight, telemetry, worker
+from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
 from recipes.pulse import OwnPulse
@@ -79,6 +80,8 @@ def run(config: Config, folder: Path) -> int:
         print(f"[node{identity.node}] completed; the results are on node 0", flush=True)
     elif config.task.name == "train":
         show_summary(job.run_folder)
+    elif config.task.name == "benchmark":
+        print(record.summary(record.read(job.run_folder.benchmark)), flush=True)
     return 0
 
 
@@ -295,6 +298,7 @@ class Job:
                 network.environment(self.config, self.address, os.environ),
             )
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
+        meeting.environment[telemetry.COMMAND_VARIABLE] = shlex.join(sys.argv[1:])
         with Ranks(self.config, self.run_folder, meeting) as ranks:
             asked = told = False
 
@@ -321,14 +325,12 @@ class Job:
         if self.run_folder.result.exists():
             return
         final, best = telemetry.scores_so_far(self.run_folder)
-        telemetry.Result(
-            status=status,
+        telemetry.Result.untrained(
+            self.config.shape,
+            time.monotonic() - self.started,
+            status,
             final=final,
             best=best,
-            images_per_second=None,
-            wall_seconds=time.monotonic() - self.started,
-            topology=str(self.config.shape),
-            world_size=self.config.shape.world_size,
             error=failure and worker.error_of(failure),
         ).write(self.run_folder)
 

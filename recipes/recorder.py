@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 class Recorder:
     """Counts steps and time on every rank; rank 0 also writes and prints.
 
+    For ``task=benchmark`` nothing but training steps is due: no evaluation, no checkpoint. The
+    intervals between events are then its repetitions, the first of which ends with the warm-up.
+
     Attributes:
         position: where the training stands.
     """
@@ -52,8 +55,11 @@ class Recorder:
         whole = config.epochs * plan.steps_per_epoch
         self._total = min(whole, config.max_steps or whole)
         self._started = time.monotonic()
-        self._trained = 0.0  # seconds in training, without evaluation and saving
+        self._benchmark = config.task.name == "benchmark"
+        self._first_event = config.benchmark.warmup if self._benchmark else 0
+        self._trained = 0.0  # seconds in training up to the last event
         self._trained_samples = 0
+        self._clock_started = time.monotonic()
         self._start_interval()
         self._log: telemetry.MetricsLog | None = None
         self._board: telemetry.Board | None = None
@@ -105,13 +111,15 @@ class Recorder:
         )
         self._samples += batch.global_count
         self._progress.advance(self.position.step)
-        if self.position.step % self._config.log.every == 0:
+        if (self.position.step - self._first_event) % self._config.log.every == 0:
             reading = meter.read()
             self._record_training(epoch, learning_rate, asdict(reading))
 
     @property
     def save_due(self) -> bool:
         """Whether the configuration wants a checkpoint of this very step."""
+        if self._benchmark:
+            return False
         position, save = self.position, self._config.save
         at_epoch = position.step_in_epoch == 0 and position.epoch % save.every_epochs == 0
         at_step = save.every_steps is not None and position.step % save.every_steps == 0
@@ -120,6 +128,8 @@ class Recorder:
     @property
     def evaluation_due(self) -> bool:
         """Whether an epoch or the run has ended, and its evaluation is not recorded yet."""
+        if self._benchmark:
+            return False
         position = self.position
         ended = position.step > 0 and (position.step_in_epoch == 0 or self.done)
         return ended and (position.final is None or position.final["step"] != position.step)
@@ -137,13 +147,12 @@ class Recorder:
         return improved
 
     def pause(self) -> None:
-        """Stop the clock of the training throughput, before evaluation and saving."""
-        self._trained += time.monotonic() - self._interval_started
-        self._trained_samples += self._samples
+        """Stop the clock of training, before evaluation and saving; the interval goes on after."""
+        self._interval_seconds += time.monotonic() - self._clock_started
 
     def go_on(self) -> None:
         """Start the clock again."""
-        self._start_interval()
+        self._clock_started = time.monotonic()
 
     def result(self, status: str = "completed") -> telemetry.Result:
         """How the training ended; closes the files."""
@@ -154,18 +163,25 @@ class Recorder:
             self._board.close()
         if self._seen is not None:
             self._seen.close()
+        seconds = self._trained + self._interval_seconds
+        samples = self._trained_samples + self._samples
         return telemetry.Result(
             status=status,
             final=self.position.final,
             best=self.position.best,
-            images_per_second=self._trained_samples / self._trained if self._trained else None,
+            images_per_second=samples / seconds if seconds else None,
             wall_seconds=time.monotonic() - self._started,
             topology=str(self._config.shape),
             world_size=self._place.world_size,
         )
 
     def _record_training(self, epoch: int, learning_rate: float, reading: dict[str, Any]) -> None:
-        seconds = time.monotonic() - self._interval_started
+        # The next interval begins here: what it costs to write and print is part of it.
+        now = time.monotonic()
+        seconds = self._interval_seconds + now - self._clock_started
+        self._clock_started = now
+        self._trained += seconds
+        self._trained_samples += self._samples
         event = {
             "event": "train",
             "epoch": epoch,
@@ -176,8 +192,8 @@ class Recorder:
             "images_per_second": self._samples / seconds,
             "data_wait": self._waited / seconds,
         }
+        self._start_interval()
         self._write(event)
-        self.pause()
         left = (self._total - self.position.step) * self._trained * self._plan.global_batch
         _log.info(
             telemetry.train_line(
@@ -187,10 +203,9 @@ class Recorder:
                 seconds_left=left / self._trained_samples,
             )
         )
-        self.go_on()
 
     def _start_interval(self) -> None:
-        self._interval_started = time.monotonic()
+        self._interval_seconds = 0.0  # up to the last pause
         self._waited = 0.0
         self._samples = 0
 

@@ -23,15 +23,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 
 from recipes.config import UserError
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
+from recipes.topology import Topology
 
 PACKAGES = (
     "paddlepaddle",
@@ -50,6 +47,7 @@ PACKAGES = (
     "nvidia-ml-py",
 )
 HOSTS_VARIABLE = "FLEET_RECIPES_HOSTS"  # the nodes' names by number, which a rank cannot know
+COMMAND_VARIABLE = "FLEET_RECIPES_COMMAND"  # the arguments of the parent, quoted for a shell
 IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
 CURVES = {
     "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
@@ -81,6 +79,10 @@ class RunFolder:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def benchmark(self) -> Path:
+        return self.path / "benchmark.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -455,6 +457,29 @@ class Result:
         if (self.error is not None) != (self.status == "failed"):
             raise ValueError("an error belongs to a failed run, and to no other")
 
+    @classmethod
+    def untrained(
+        cls,
+        shape: Topology,
+        wall_seconds: float,
+        status: str = "completed",
+        *,
+        final: dict[str, Any] | None = None,
+        best: dict[str, Any] | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> Result:
+        """The result of what has no training speed: another task, or a run that was cut short."""
+        return cls(
+            status=status,
+            final=final,
+            best=best,
+            images_per_second=None,
+            wall_seconds=wall_seconds,
+            topology=str(shape),
+            world_size=shape.world_size,
+            error=error,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The keys of ``result.json``; `error` is among them only where there is one."""
         content = asdict(self)
@@ -660,59 +685,6 @@ def _evaluations(result: Result) -> list[str]:
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip("\n").split("\n")
-
-
-class Progress:
-    """A progress bar on a terminal, and nothing elsewhere.
-
-    It draws in the calls to `advance`, at most ten times a second, and starts no thread.
-
-    Args:
-        total: steps of the run.
-        done: steps done before, in a run that continues.
-        enabled: None: where standard output is a terminal.
-    """
-
-    def __init__(
-        self, total: int, *, done: int = 0, label: str = "training", enabled: bool | None = None
-    ) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        self.enabled = sys.stdout.isatty() if enabled is None else enabled
-        self._drawn = -math.inf
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stdout),
-            auto_refresh=False,
-            transient=True,
-            disable=not self.enabled,
-        )
-        self._task: TaskID = self._bars.add_task(label, total=total, completed=done)
-
-    def advance(self, steps: int = 1) -> None:
-        """Count steps done."""
-        if self.enabled:
-            now = time.monotonic()
-            draw = now - self._drawn >= 0.1
-            self._drawn = now if draw else self._drawn
-            self._bars.update(self._task, advance=steps, refresh=draw)
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
 
 
 def _position(event: Mapping[str, Any], epochs: int | None, steps: int | None) -> str:

@@ -91,9 +91,9 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
         else:
             _log.error("%s\n  remedy: %s", failure["message"], failure["remedy"])
             if place.rank == 0 and not telemetry.RunFolder(folder).result.exists():
-                failed_result(config, failure, time.monotonic() - started).write(
-                    telemetry.RunFolder(folder)
-                )
+                telemetry.Result.untrained(
+                    config.shape, time.monotonic() - started, "failed", error=error_of(failure)
+                ).write(telemetry.RunFolder(folder))
         return 1
     if reports:
         write_report(Path(reports), place.rank, {}, "finished")
@@ -127,7 +127,8 @@ def execute(
         run = telemetry.RunFolder(Path(distributed.broadcast_json(str(folder))))
         # Under a parent with several ranks, the parent writes the logs.
         telemetry.setup_logging(place.tag, file=run.logs / f"rank-{place.rank}.log")
-    if place.rank == 0 and config.task.name != "train":  # which first sees what it continues
+    trains = config.task.name in ("train", "benchmark")
+    if place.rank == 0 and not trains:  # a training first sees what it continues
         telemetry.begin(run, dump(config))
     if config.task.name == "evaluate":
         result = evaluate_task(config, run, place, pulse)
@@ -135,6 +136,10 @@ def execute(
         from recipes import smoke
 
         result = smoke.smoke(config, place, pulse)
+    elif config.task.name == "benchmark":
+        from recipes.benchmark import task
+
+        result = task.benchmark(config, run, place, display, pulse)
     else:
         from recipes import trainer
 
@@ -158,15 +163,8 @@ def evaluate_task(
         with telemetry.MetricsLog(run.metrics) as log:
             log.append({"event": "eval", **metrics})
         _log.info(telemetry.eval_line(metrics))
-    return telemetry.Result(
-        status="completed",
-        final=metrics,
-        best=metrics,
-        images_per_second=None,
-        wall_seconds=time.monotonic() - started,
-        topology=str(config.shape),
-        world_size=place.world_size,
-    )
+    seconds = time.monotonic() - started
+    return telemetry.Result.untrained(config.shape, seconds, final=metrics, best=metrics)
 
 
 def import_paddle() -> None:
@@ -241,20 +239,6 @@ def as_logged(failure: dict[str, Any]) -> list[str]:
 def error_of(failure: dict[str, Any]) -> dict[str, Any]:
     """A failure as ``result.json`` holds it."""
     return {key: failure[key] for key in ("node", "rank", "type", "message", "remedy")}
-
-
-def failed_result(config: Config, failure: dict[str, Any], seconds: float) -> telemetry.Result:
-    """The result of a run that ended with `failure`."""
-    return telemetry.Result(
-        status="failed",
-        final=None,
-        best=None,
-        images_per_second=None,
-        wall_seconds=seconds,
-        topology=str(config.shape),
-        world_size=config.shape.world_size,
-        error=error_of(failure),
-    )
 
 
 def write_report(folder: Path, rank: int, content: dict[str, Any], kind: str) -> None:

@@ -229,11 +229,13 @@ POSITIVE = [
     *("save.keep", "threads", "dataset.image_size", "dataset.num_classes", "dataset.prefetch"),
     *("dataset.train_size", "dataset.eval_size", "model.num_classes", "optimizer.clip_norm"),
     *("amp.initial_loss_scale", "optimizer.epsilon", "schedule.gamma", "deadlines.start"),
-    *("deadlines.prepare", "deadlines.step", "deadlines.silence"),
+    *("deadlines.prepare", "deadlines.step", "deadlines.silence", "benchmark.steps"),
+    "benchmark.repeats",
 ]
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),
     *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts"),
+    *("benchmark.warmup", "benchmark.split_steps"),
 ]
 BELOW_ONE = ["label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2"]
 
@@ -330,6 +332,11 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ("task=evaluate", CPU, "task=evaluate needs a checkpoint", "checkpoint=outputs/"),
         ("checkpoint=x", CPU, "checkpoint=x is read by task=evaluate only", "resume=PATH"),
         ("task=evaluate checkpoint=x resume=auto", CPU, "resume=auto continues", "resume=null"),
+        ("task=benchmark resume=x", CPU, "resume=x: task=benchmark starts afresh", "resume=null"),
+        ("task=benchmark max_steps=7", CPU, "of benchmark.steps=20 make 120", "max_steps=null"),
+        ("benchmark.name=bench-1", CPU, "benchmark.name=bench-1 must be of letters", ""),
+        ("benchmark.name=a/b", CPU, "benchmark.name=a/b must be of letters", ""),
+        ("benchmark.name=.a", CPU, "benchmark.name=.a must be of letters", ""),
         ("schedule=step schedule.milestones=[]", CPU, "schedule=step needs", "[30,60,80]"),
         ("schedule.milestones=[3,1]", CPU, "schedule.milestones=[3.0, 1.0] must ascend", ""),
         ("dataset=imagenet", CPU, "dataset=imagenet needs dataset.path", "train_list.txt"),
@@ -373,6 +380,22 @@ def test_impossible_combinations(
 )
 def test_possible_combinations(overrides: str, machine: Machine) -> None:
     assert made(*overrides.split(), machine=machine).epochs == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(warmup=st.integers(0, 50), steps=st.integers(1, 50), repeats=st.integers(1, 9))
+def test_the_steps_of_a_benchmark_follow(warmup: int, steps: int, repeats: int) -> None:
+    composed = copy.deepcopy(default())
+    asked = {"warmup": warmup, "steps": steps, "repeats": repeats}
+    OmegaConf.update(composed, "benchmark", asked)
+    assert config.from_hydra(composed, CPU).max_steps is None  # of another task they are nothing
+    OmegaConf.update(composed, "task.name", "benchmark")
+    found = config.from_hydra(composed, CPU)
+    assert found.max_steps == warmup + steps * repeats
+    assert found.log.every == steps
+    assert found.epochs >= found.max_steps
+    again = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.structured(found))
+    assert config.from_hydra(again, CPU) == found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_the_cause_of_a_failure(
     assert (found["rank"], found["type"]) == expected
     # Whatever it is, it can be shown and stored.
     launch.report_failure(found)
-    worker.failed_result(Config(), found, 1.0)
+    telemetry.Result.untrained(Config().shape, 1.0, "failed", error=worker.error_of(found))
 
 
 def tell(job: Ranks, rank: int, code: int) -> None:

@@ -90,7 +90,7 @@ def test_threads(
     assert before == after
 
 
-# --- describe and failed_result
+# --- describe and the result of a failed run
 
 
 def test_a_mistake_of_the_users_has_no_traceback() -> None:
@@ -127,7 +127,9 @@ def test_any_other_error_has_its_whole_chain() -> None:
 def test_a_failed_result_keeps_what_result_json_holds(tmp_path: Path) -> None:
     made = Config(topology=TopologyConfig(2, 4))
     failure = worker.describe(UserError("what", "how"), PLACE)
-    worker.failed_result(made, failure, 1.5).write(telemetry.RunFolder(tmp_path))
+    telemetry.Result.untrained(made.shape, 1.5, "failed", error=worker.error_of(failure)).write(
+        telemetry.RunFolder(tmp_path)
+    )
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["status"] == "failed"
     assert (found["topology"], found["world_size"], found["wall_seconds"]) == ("2x4", 8, 1.5)

@@ -192,7 +192,7 @@ class BareLoop:
         from recipes.data.loader import train_loader
 
         for epoch in count():
-            yield from train_loader(self._train_set, self._plan, epoch, 0, self._config.dataset)
+            yield from train_loader(self._train_set, self._plan, epoch, 0, self._config)
 
 
 if __name__ == "__main__":

@@ -245,7 +245,7 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """This rank's micro-batches, epoch after epoch."""
     for epoch in count():
-        with contextlib.closing(train_loader(train_set, plan, epoch, 0, config.dataset)) as loader:
+        with contextlib.closing(train_loader(train_set, plan, epoch, 0, config)) as loader:
             yield from loader
 
 

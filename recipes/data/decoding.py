@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -15,38 +14,59 @@ from recipes.data.augmentation import Image
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
 
 
+# Pillow warns of odd EXIF data and large images; what it can decode is good enough. Once for the
+# process, since `warnings.catch_warnings` around each call is not for threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
 class UnreadableImage(Exception):
     """A file that is missing, empty, cut short, or not an image. The message names the path."""
 
 
+def read_file(path: str) -> bytes:
+    """An image file's content.
+
+    Raises:
+        UnreadableImage: it is missing, empty or cannot be read, naming the path and the reason.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a third of the time)
+            content = file.read()
+    except OSError as error:
+        raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
+    if not content:
+        raise UnreadableImage(f"{path}: the file is empty")
+    return content
+
+
 def read_image(path: str) -> Image:
-    """Decode an image file.
+    """Read and decode an image file, see `read_file` and `decode`."""
+    return decode(read_file(path), path)
+
+
+def decode(content: bytes | memoryview, name: str) -> Image:
+    """Decode an image file's content.
 
     Grey, palette, CMYK and 16-bit images become RGB; an alpha channel is dropped, not blended (as
     OpenCV and PaddleClas do); the EXIF orientation is applied (as they do, too). Pillow decodes,
     since it refuses a file that is cut short, where OpenCV fills the rest with grey and goes on.
 
+    Args:
+        name: what errors call it.
+
     Returns:
         uint8[H, W, 3], RGB, contiguous.
 
     Raises:
-        UnreadableImage: naming the path and the reason.
+        UnreadableImage: naming `name` and the reason.
     """
     try:
-        content = Path(path).read_bytes()
-        if not content:
-            raise UnreadableImage(f"{path}: the file is empty")
-        with warnings.catch_warnings():
-            # Pillow warns of odd EXIF data and large images; what it can decode is good enough.
-            warnings.simplefilter("ignore")
-            with PIL.Image.open(io.BytesIO(content)) as image:
-                return _to_rgb(PIL.ImageOps.exif_transpose(image))
-    except UnreadableImage:
-        raise
+        with PIL.Image.open(io.BytesIO(content)) as image:
+            return _to_rgb(PIL.ImageOps.exif_transpose(image))
     except PIL.UnidentifiedImageError:
-        raise UnreadableImage(f"{path}: not an image that can be read") from None
+        raise UnreadableImage(f"{name}: not an image that can be read") from None
     except Exception as error:  # Pillow's decoders raise many types on broken input
-        raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
+        raise UnreadableImage(f"{name}: {type(error).__name__}: {error}") from error
 
 
 def _to_rgb(image: PIL.Image.Image) -> Image:

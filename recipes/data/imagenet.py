@@ -12,24 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig, UserError
-from recipes.data.augmentation import (
-    CROP_UNIFORMS,
-    Image,
-    central_crop,
-    random_resized_crop,
-)
-from recipes.data.base import ImageDataset, Sample
-from recipes.data.decoding import EXTENSIONS, UnreadableImage, read_image
-from recipes.data.randomness import sample_rng
-from recipes.data.sampler import SampleKey
-
-# Over ImageNet's training images, on the scale of 0 .. 255; what published weights expect.
-MEAN = (123.675, 116.28, 103.53)
-STD = (58.395, 57.12, 57.375)
+from recipes.data.decoding import EXTENSIONS, read_file
+from recipes.data.photographs import PhotoDataset
 
 FOLDERS = {"train": "train", "eval": "val"}
 LISTS = {"train": "train_list.txt", "eval": "val_list.txt"}
-UNREADABLE_LABEL = -1
 
 
 class FileNames:
@@ -59,68 +46,20 @@ class Listing(NamedTuple):
     classes: list[str]
 
 
-class FolderDataset(ImageDataset):
-    """Images in files. Training: random resized crop and mirroring; evaluation: the centre.
-
-    A file that cannot be read raises `UserError` with its path, or with on_corrupt=skip is replaced
-    by the next readable image (training) or gets label -1 and a black image (evaluation).
-    """
-
-    name = "imagenet"
+class FolderDataset(PhotoDataset):
+    """Photographs in files of their own."""
 
     def __init__(self, config: DatasetConfig, split: str, seed: int) -> None:
-        root = dataset_root(config)
-        listing = list_images(root, split, config.num_classes)
-        self.classes = listing.classes
-        self.mean, self.std = np.array(MEAN, np.float32), np.array(STD, np.float32)
-        self.image_size = config.image_size
-        self._root, self._names, self._labels = root, listing.names, listing.labels
-        self._train, self._augment = split == "train", split == "train" and config.augment
-        self._skip, self._max_skipped = config.on_corrupt == "skip", config.max_skipped
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._labels)
+        self._root = dataset_root(config)
+        listing = list_images(self._root, split, config.num_classes)
+        self._names = listing.names
+        super().__init__(config, split, seed, listing.labels, listing.classes)
 
     def path(self, index: int) -> str:
         return os.path.join(self._root, self._names[index])  # noqa: PTH118 (ten times faster)
 
-    def __getitem__(self, key: SampleKey) -> Sample:
-        epoch, index = key
-        try:
-            return self._sample(epoch, index, index)
-        except UnreadableImage as error:
-            if not self._skip:
-                raise UserError(
-                    str(error), "replace or remove the file, or set dataset.on_corrupt=skip"
-                ) from None
-        if self._train:
-            return self._replacement(epoch, index)
-        size = self.image_size
-        return Sample(np.zeros((size, size, 3), np.uint8), UNREADABLE_LABEL, index, index)
-
-    def _sample(self, epoch: int, index: int, source: int) -> Sample:
-        image = self._view(read_image(self.path(source)), epoch, index)
-        return Sample(image, int(self._labels[source]), index, source)
-
-    def _view(self, image: Image, epoch: int, index: int) -> Image:
-        if not self._augment:
-            return central_crop(image, self.image_size)
-        uniforms = sample_rng(self._seed, epoch, index).random(CROP_UNIFORMS)
-        return random_resized_crop(image, self.image_size, uniforms)
-
-    def _replacement(self, epoch: int, index: int) -> Sample:
-        """The next readable image, under the random numbers of the one asked for."""
-        tries = min(len(self) - 1, self._max_skipped)
-        for step in range(1, tries + 1):
-            try:
-                return self._sample(epoch, index, (index + step) % len(self))
-            except UnreadableImage:
-                continue
-        raise UserError(
-            f"{self.path(index)}: cannot be read, nor can the {tries} images after it",
-            "check the disk and the files; dataset.max_skipped is the limit",
-        )
+    def content(self, index: int) -> bytes:
+        return read_file(self.path(index))
 
 
 def dataset_root(config: DatasetConfig) -> Path:

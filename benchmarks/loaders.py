@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -220,13 +221,15 @@ class _Side:
             text=True,
             cwd=ROOT,
             env=environment,
+            start_new_session=True,
         )
 
     def __enter__(self) -> _Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        # With its worker processes, which would wait for ever and hold the pipe open.
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
         self._errors.close()
 

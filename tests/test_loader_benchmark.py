@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from pathlib import Path
 
 import cv2
 import numpy as np
+import psutil
 import pytest
 import simplejpeg
 
@@ -93,3 +95,20 @@ def test_sides_are_measured_in_turn_in_processes_of_their_own(
     assert min(rates["cifar10"]) > 100
     with pytest.raises(RuntimeError, match="the side 'cifar10' ended"):
         loaders._measure(["cifar10"], tmp_path / "gone", 1, measuring)
+
+
+def test_a_side_ends_with_its_worker_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaders, "WARM_UP_SECONDS", 0.01)
+    pictures.make_photographs(tmp_path, 6)
+    start = time.monotonic()
+    rates = loaders._measure(
+        ["cv2 and DataLoader"], tmp_path, 2, Measuring(tmp_path, repetitions=1, seconds=0.02)
+    )
+    assert len(rates["cv2 and DataLoader"]) == 1
+    assert time.monotonic() - start < 60
+    named = [
+        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    ]
+    assert not any(str(tmp_path) in command for command in named)

@@ -18,6 +18,8 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff
 class UnreadableImage(Exception):
     """A file that is missing, empty, cut short, or not an image. The message names the path."""
 
+    remedy = "replace or remove the file"
+
 
 def read_file(path: str) -> bytes:
     """An image file's content.

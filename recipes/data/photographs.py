@@ -87,7 +87,7 @@ class PhotoDataset(ImageDataset):
         except UnreadableImage as error:
             if not self._skip:
                 raise UserError(
-                    str(error), "replace or remove the file, or set dataset.on_corrupt=skip"
+                    str(error), f"{error.remedy}, or set dataset.on_corrupt=skip"
                 ) from None
         if self.train:
             return self._replacement(epoch, index)

@@ -1,0 +1,119 @@
+"""One source image to what a shard keeps of it."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import PIL.Image
+import simplejpeg
+
+from recipes.data.augmentation import Image
+from recipes.data.decoding import decode
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_UPRIGHT = (0, 1)  # its values that turn nothing; 0 is what some cameras write for "unknown"
+_FINEST = "444"  # every pixel has its own colour
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How source images are converted.
+
+    Attributes:
+        short_side: pixels that the short side is reduced to; 0, or a smaller image: as it is.
+        format: "jpeg", or "raw" for pixels.
+        quality: of JPEG, 1 to 100.
+        chroma: "source" keeps a JPEG's colour resolution (4:4:4 for other formats), "420" halves
+            it in both directions.
+    """
+
+    short_side: int
+    format: str
+    quality: int
+    chroma: str
+
+
+class Stored(NamedTuple):
+    """An image as a shard keeps it."""
+
+    content: bytes
+    height: int
+    width: int
+
+
+def convert(content: bytes, name: str, conversion: Conversion) -> Stored:
+    """Convert an image file's content.
+
+    The image is decoded in any case, so that a broken one is found now and not in training. What
+    need not change is kept as it is: with format=jpeg, a file that any JPEG decoder gives the same
+    upright RGB pixels of, and whose short side is not above `short_side`.
+
+    Args:
+        name: what errors call it.
+
+    Raises:
+        UnreadableImage: naming `name` and the reason.
+    """
+    pixels = decode(content, name)
+    height, width = reduced_size(pixels.shape[0], pixels.shape[1], conversion.short_side)
+    if conversion.format == "raw":
+        return Stored(_reduce(pixels, height, width).tobytes(), height, width)
+    if (height, width) == pixels.shape[:2] and is_plain_jpeg(content):
+        return Stored(content, height, width)
+    chroma = conversion.chroma if conversion.chroma != "source" else _chroma(content)
+    encoded = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(_reduce(pixels, height, width)),
+        quality=conversion.quality,
+        colorspace="RGB",
+        colorsubsampling=chroma,
+    )
+    return Stored(encoded, height, width)
+
+
+def reduced_size(height: int, width: int, short_side: int) -> tuple[int, int]:
+    """The size in pixels after reducing the short side to `short_side`; never larger than before.
+
+    The long side follows in proportion, rounded to whole pixels.
+    """
+    short = min(height, width)
+    if not 0 < short_side < short:
+        return height, width
+    # Whole numbers: the same result everywhere.
+    long = (max(height, width) * short_side * 2 + short) // (2 * short)
+    return (short_side, long) if height <= width else (long, short_side)
+
+
+def is_plain_jpeg(content: bytes) -> bool:
+    """Whether it is a sequential 8-bit JPEG of three colours that is not to be turned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd EXIF data
+        with PIL.Image.open(io.BytesIO(content)) as image:
+            return (
+                image.format == "JPEG"
+                and image.mode == "RGB"
+                and not image.info.get("progressive")
+                and image.getexif().get(_ORIENTATION, 1) in _UPRIGHT
+            )
+
+
+def _reduce(image: Image, height: int, width: int) -> Image:
+    """Each new pixel is the mean of the area that it covers, so that nothing is aliased."""
+    if image.shape[:2] == (height, width):
+        return image
+    reduced = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(reduced, np.uint8)
+
+
+def _chroma(content: bytes) -> str:
+    """The colour resolution of a JPEG; the finest where there is none to keep."""
+    try:
+        _, _, colours, chroma = simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        return _FINEST
+    known = ("444", "422", "420", "440", "411")
+    return chroma if colours == "YCbCr" and chroma in known else _FINEST

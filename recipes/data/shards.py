@@ -353,8 +353,10 @@ def _check_rows(
         f"has a label beyond the {classes} classes": rows["label"] >= classes,
     }
     if known.all() and len(rows):
-        ends = rows["offset"] + rows["length"].astype(np.uint64)
-        problems["ends behind its shard's end"] = ends > sizes[rows["shard"]]
+        room, length = sizes[rows["shard"]], rows["length"].astype(np.uint64)
+        # Without a sum, which could pass 2**64.
+        beyond = (length > room) | (rows["offset"] > room - np.minimum(length, room))
+        problems["ends behind its shard's end"] = beyond
     starts = np.concatenate([[0], rows["name_end"][:-1]]).astype(np.uint64)
     problems["has no name"] = (rows["name_end"] < starts) | (rows["name_end"] > record.names.bytes)
     if raw:

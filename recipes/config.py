@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import importlib.util
 import math
 import os
 import re
@@ -37,6 +38,9 @@ _OPEN = "model.arguments"
 
 TASKS = ("train", "evaluate", "preflight", "prepare", "smoke")
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
+IN_MEMORY = ("digits", "cifar10")  # datasets held as one array
+PHOTOGRAPHS = ("imagenet",)  # datasets of encoded images
+LOADERS = ("auto", "turbojpeg", "dali", "paddle")
 
 
 class UserError(Exception):
@@ -97,9 +101,12 @@ class DatasetConfig:
     image_size: int = MISSING  # pixels a side that the model sees
     num_classes: int | None = None  # null: counted from the data
     augment: bool = True  # the dataset's standard augmentation, in training only
+    cutout: int = 0  # digits, cifar10: a square of so many pixels a side is blanked; 0: none
     shuffle: bool = True  # a new order of the training samples in every epoch
-    workers: int = 0  # loader processes per rank; 0 reads in the rank itself
-    prefetch: int = 2  # batches each loader process prepares ahead
+    # Per rank. loader=turbojpeg, dali: decoding threads; 0: the rank's share of the cores.
+    # loader=paddle: loader processes; 0: the rank itself reads. Data in memory needs none.
+    workers: int = 0
+    prefetch: int = 2  # batches prepared ahead; loader=paddle: by each loader process
     on_corrupt: str = "fail"  # fail, skip: what to do about an image that cannot be read
     max_skipped: int = 100  # with skip: more than this many on one rank end the run
     train_size: int | None = None  # synthetic: images an epoch
@@ -229,6 +236,8 @@ class Config:
     eval_batch_size: int = 100
     sync_bn: bool = False  # batch-norm statistics over all ranks
     label_smoothing: float = 0.0
+    # What makes batches: auto, turbojpeg (threads), dali (GPU), paddle (paddle.io.DataLoader).
+    loader: str = "auto"
     seed: int = 0
     device: str = "auto"  # auto, cpu, gpu
     dtype: str = "float32"  # float32, float64 (CPU only, for proofs)
@@ -445,6 +454,7 @@ def _choices(config: Config) -> Iterator[str]:
         "optimizer.name": (config.optimizer.name, ("momentum", "adamw")),
         "schedule.name": (config.schedule.name, ("cosine", "step")),
         "network.name": (config.network.name, ("auto", "ethernet", "infiniband")),
+        "loader": (config.loader, LOADERS),
         "device": (config.device, ("auto", "cpu", "gpu")),
         "dtype": (config.dtype, ("float32", "float64")),
     }
@@ -495,6 +505,7 @@ def _ranges(config: Config) -> Iterator[str]:
     not_negative = {
         "seed": config.seed,
         "dataset.workers": config.dataset.workers,
+        "dataset.cutout": config.dataset.cutout,
         "dataset.max_skipped": config.dataset.max_skipped,
         "prepare.short_side": config.prepare.short_side,
         "log.images": config.log.images,
@@ -566,6 +577,7 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
     if config.task.name == "prepare":
         yield from _preparation(config)
+    yield from _loading(config, machine)
     node_rank = config.topology.node_rank
     if node_rank is not None and not 0 <= node_rank < config.topology.nodes:
         yield (
@@ -600,6 +612,39 @@ def _preparation(config: Config) -> Iterator[str]:
         )
 
 
+def _loading(config: Config, machine: Machine) -> Iterator[str]:
+    name = config.dataset.name
+    if config.dataset.cutout and name not in IN_MEMORY:
+        yield (
+            f"dataset.cutout={config.dataset.cutout} is an augmentation of "
+            f"{' and '.join(IN_MEMORY)}, not of {name}\n  remedy: dataset.cutout=0"
+        )
+    if config.loader in ("turbojpeg", "dali") and name not in PHOTOGRAPHS:
+        kept = "is held in memory" if name in IN_MEMORY else "is made on the fly"
+        yield (
+            f"loader={config.loader} decodes photographs, but {name} {kept}\n  remedy: loader=auto"
+        )
+    elif config.loader == "dali" and not uses_gpu(config, machine):
+        yield (
+            "loader=dali decodes on a GPU, and this run has none\n"
+            "  remedy: loader=turbojpeg, which is faster on CPU than DALI's CPU backend"
+        )
+    elif config.loader == "dali" and not machine.has_dali:
+        yield (
+            "loader=dali: NVIDIA DALI is not installed\n"
+            "  remedy: loader=turbojpeg, or use an image with DALI (cu126, cu129)"
+        )
+
+
+def chosen_loader(config: Config) -> str:
+    """How batches are made: memory, turbojpeg, dali or paddle."""
+    if config.loader != "auto":
+        return config.loader
+    if config.dataset.name in IN_MEMORY:
+        return "memory"
+    return "turbojpeg" if config.dataset.name in PHOTOGRAPHS else "paddle"
+
+
 @dataclass(frozen=True)
 class Machine:
     """What this node has, as far as it can be told without importing Paddle or CUDA.
@@ -608,11 +653,13 @@ class Machine:
         visible: the devices CUDA_VISIBLE_DEVICES names; None where it is not set (all of them).
         nvidia_driver: whether the driver's device files are there.
         paddle_for_gpu: whether the installed Paddle is a GPU build.
+        has_dali: whether NVIDIA DALI is installed.
     """
 
     visible: tuple[str, ...] | None
     nvidia_driver: bool
     paddle_for_gpu: bool
+    has_dali: bool = False
 
     @property
     def has_gpu(self) -> bool:
@@ -633,7 +680,16 @@ class Machine:
             visible=None if value == "all" else names,
             nvidia_driver=Path("/dev/nvidiactl").exists(),
             paddle_for_gpu=paddle_for_gpu,
+            has_dali=_is_installed("nvidia", "dali"),
         )
+
+
+def _is_installed(package: str, module: str) -> bool:
+    """Whether package.module can be imported, as far as can be told without importing it."""
+    return (
+        importlib.util.find_spec(package) is not None
+        and importlib.util.find_spec(f"{package}.{module}") is not None
+    )
 
 
 def uses_gpu(config: Config, machine: Machine | None = None) -> bool:

@@ -54,7 +54,7 @@ def evaluate(
     sums = np.zeros((slots, 2 + len(TOP)), dtype=np.float64)  # samples, loss, hits in top-k
     skipped = SkipCounter(dataset, config.dataset.max_skipped)
     batches = evaluation_loader(
-        dataset, config.eval_batch_size, place.rank, place.world_size, config.dataset
+        dataset, config.eval_batch_size, place.rank, place.world_size, config
     )
     with paddle.no_grad(), optimization.autocast(config.amp):
         for batch in batches:

@@ -248,7 +248,7 @@ def _train(config: Config, train_set: ImageDataset, place: Place) -> tuple[Array
     optimizer = fleet.distributed_optimizer(optimizer) if shared else optimizer
     normalise = Normalise(train_set, "float64")
     losses = []
-    for batch in islice(train_loader(train_set, plan, 0, 0, config.dataset), STEPS):
+    for batch in islice(train_loader(train_set, plan, 0, 0, config), STEPS):
         logits = network(normalise(batch.images))
         share = cross_entropy(logits, paddle.to_tensor(batch.labels), 0.0).sum()
         share = share / batch.global_count

@@ -23,8 +23,9 @@ from paddle.distributed import fleet
 
 from recipes import batch_norm, data, distributed, models, optimization, telemetry
 from recipes.config import Config
-from recipes.data.loader import SkipCounter, check_shared_memory, train_loader
+from recipes.data.loader import SkipCounter, train_loader
 from recipes.data.normalisation import Normalise
+from recipes.data.worker_processes import check_shared_memory
 from recipes.evaluation import evaluate
 from recipes.metering import Meter
 from recipes.progress import StepDisplay
@@ -58,7 +59,7 @@ def train(
     """
     assert config.batch_size is not None
     assert config.global_batch_size is not None
-    check_shared_memory(config.dataset, config.batch_size, config.topology.devices)
+    check_shared_memory(config)
     train_set = data.build(config.dataset, "train", config.seed)
     eval_set = data.build(config.dataset, "eval", config.seed)
     plan = data.Plan(
@@ -101,8 +102,8 @@ def train(
         stopped = False
         model.train()
         recorder.go_on()
-        loader = train_loader(train_set, plan, epoch, first_step, config.dataset)
-        with contextlib.closing(loader):  # ends its worker processes
+        loader = train_loader(train_set, plan, epoch, first_step, config)
+        with contextlib.closing(loader):  # ends its threads or processes
             for batch in recorder.waiting(loader):
                 for path in skipped.update(batch):
                     _log.warning("replaced %s: cannot be read", path)

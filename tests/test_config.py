@@ -216,7 +216,7 @@ def test_what_is_no_topology_gets_no_such_remedy(choice: str) -> None:
 CHOICE_KEYS = [
     *("task.name", "dataset.name", "dataset.on_corrupt", "model.stem", "model.data_format"),
     *("amp.level", "amp.dtype", "optimizer.name", "schedule.name", "device", "dtype"),
-    "network.name",
+    *("network.name", "prepare.format", "prepare.chroma"),
 ]
 
 
@@ -232,10 +232,11 @@ POSITIVE = [
     *("dataset.train_size", "dataset.eval_size", "model.num_classes", "optimizer.clip_norm"),
     *("amp.initial_loss_scale", "optimizer.epsilon", "schedule.gamma", "deadlines.start"),
     *("deadlines.prepare", "deadlines.step", "deadlines.silence"),
+    *("prepare.quality", "prepare.shard_mib", "prepare.workers"),
 ]
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),
-    *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts"),
+    *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts", "prepare.short_side"),
 ]
 BELOW_ONE = ["label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2"]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]
 
 SHIFT_UNIFORMS = 3  # top, left, flip
+CUTOUT_UNIFORMS = 2  # row and column of the centre; they follow the shift's
 CROP_ATTEMPTS = 10
 CROP_UNIFORMS = 1 + 4 * CROP_ATTEMPTS  # flip, then (area, ratio, top, left) of each attempt
 CROP_SCALE = (0.08, 1.0)  # share of the image's area
@@ -29,6 +30,14 @@ class Shift(NamedTuple):
     top: int
     left: int
     flip: bool
+
+
+class Shifts(NamedTuple):
+    """`Shift` for each of b images."""
+
+    top: NDArray[np.int64]  # [b]
+    left: NDArray[np.int64]  # [b]
+    flip: NDArray[np.bool_]  # [b]
 
 
 class Box(NamedTuple):
@@ -52,6 +61,17 @@ def choose_shift(uniforms: NDArray[np.float64], pad: int, flips: bool) -> Shift:
     return Shift(top, left, flips and bool(uniforms[2] < 0.5))
 
 
+def choose_shifts(uniforms: NDArray[np.float64], pad: int, flips: bool) -> Shifts:
+    """`choose_shift` for a batch at once.
+
+    Args:
+        uniforms: float64[b, SHIFT_UNIFORMS] in [0, 1).
+        pad, flips: as there.
+    """
+    top, left = (uniforms[:, :2] * (2 * pad + 1)).astype(np.int64).T
+    return Shifts(top, left, (uniforms[:, 2] < 0.5) & flips)
+
+
 def shift(image: Image, pad: int, choice: Shift) -> Image:
     """Pad by zeros (black) on each side, cut the original size out, and mirror if chosen."""
     height, width, channels = image.shape
@@ -59,6 +79,55 @@ def shift(image: Image, pad: int, choice: Shift) -> Image:
     padded[pad : pad + height, pad : pad + width] = image
     cut = padded[choice.top : choice.top + height, choice.left : choice.left + width]
     return mirror(cut) if choice.flip else cut
+
+
+def shift_batch(
+    padded: NDArray[np.uint8], members: NDArray[np.int64], pad: int, choices: Shifts
+) -> NDArray[np.uint8]:
+    """`shift` for a batch at once.
+
+    Args:
+        padded: uint8[N, H + 2 * pad, W + 2 * pad, 3], images padded by zeros.
+        members: int64[b], which of them make the batch.
+
+    Returns:
+        uint8[b, H, W, 3].
+    """
+    height, width = (side - 2 * pad for side in padded.shape[1:3])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
+    places = windows.transpose(0, 1, 2, 4, 5, 3)  # [N, top, left, H, W, 3], a view
+    batch: NDArray[np.uint8] = places[members, choices.top, choices.left]
+    mirrored = batch[choices.flip]
+    if mirrored.size:
+        # One call for all: the images stand one below the other.
+        rows = cv2.flip(mirrored.reshape(-1, width, mirrored.shape[-1]), 1)
+        batch[choices.flip] = rows.reshape(mirrored.shape)
+    return batch
+
+
+def choose_cutout(uniforms: NDArray[np.float64], side: int, height: int, width: int) -> Box:
+    """The square of Cutout (DeVries and Taylor 2017, arXiv:1708.04552), cut off at the edges.
+
+    Its centre is any pixel of the image with equal probability, so it may lie partly outside.
+
+    Args:
+        uniforms: float64[CUTOUT_UNIFORMS] in [0, 1).
+        side: of the square, in pixels.
+        height, width: of the image, in pixels.
+    """
+    (top, bottom), (left, right) = (
+        (max(0, start), min(length, start + side))
+        for length, start in (
+            (length, int(u * length) - side // 2)
+            for u, length in zip(uniforms, (height, width), strict=True)
+        )
+    )
+    return Box(top, left, bottom - top, right - left)
+
+
+def cut_out(image: Image, box: Box, colour: NDArray[np.uint8]) -> None:
+    """Fill the box with one colour, uint8[3], in place."""
+    crop(image, box)[...] = colour
 
 
 def choose_crop(uniforms: NDArray[np.float64], height: int, width: int) -> Box:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.data.augmentation import (
-    SHIFT_UNIFORMS,
-    Image,
-    choose_shift,
-    resize,
-    shift,
-)
-from recipes.data.randomness import sample_rng
+from recipes.data.augmentation import Image
 from recipes.data.sampler import SampleKey
 
 
@@ -67,43 +62,27 @@ class ImageDataset(ABC):
         return None
 
 
-class ArrayDataset(ImageDataset):
-    """A dataset that fits in memory; augmented by a random shift and mirroring, then resized.
+class Arrays(NamedTuple):
+    """The samples of a batch."""
 
-    Args:
-        images: uint8[N, H, H, 3].
-        labels: int64[N].
-        pad: the largest shift in pixels of the original image; None: no augmentation.
-        flips: whether augmentation mirrors.
-    """
+    images: NDArray[np.uint8]  # [b, image_size, image_size, 3]
+    labels: NDArray[np.int64]  # [b]
+    indices: NDArray[np.int64]  # [b]
+    sources: NDArray[np.int64]  # [b]
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.int64],
-        classes: list[str],
-        mean: NDArray[np.float32],
-        std: NDArray[np.float32],
-        image_size: int,
-        seed: int,
-        pad: int | None,
-        flips: bool,
-    ) -> None:
-        self.name, self.classes, self.image_size = name, classes, image_size
-        self.images, self.labels = images, labels
-        self.mean, self.std = mean, std
-        self.seed, self.pad, self.flips = seed, pad, flips
 
-    def __len__(self) -> int:
-        return len(self.labels)
+def stack(samples: list[Sample]) -> Arrays:
+    """Samples, one after the other, as the arrays of a batch."""
+    return Arrays(
+        np.stack([sample.image for sample in samples]),
+        np.array([sample.label for sample in samples], np.int64),
+        np.array([sample.index for sample in samples], np.int64),
+        np.array([sample.source for sample in samples], np.int64),
+    )
 
-    def __getitem__(self, key: SampleKey) -> Sample:
-        epoch, index = key
-        image: Image = self.images[index]
-        if self.pad is not None:
-            uniforms = sample_rng(self.seed, epoch, index).random(SHIFT_UNIFORMS)
-            image = shift(image, self.pad, choose_shift(uniforms, self.pad, self.flips))
-        image = resize(image, self.image_size, self.image_size)
-        return Sample(image, int(self.labels[index]), index, index)
+
+class Stream(Iterator[Arrays]):
+    """Batches in the order asked for, with an end that can be called early."""
+
+    def close(self) -> None:
+        """Release what reads ahead. May be called twice."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig, UserError
-from recipes.data.base import ArrayDataset
+from recipes.data.arrays import ArrayDataset
 
 FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -109,6 +109,7 @@ def cifar10(config: DatasetConfig, split: str, seed: int) -> ArrayDataset:
         seed=seed,
         pad=PAD if split == "train" and config.augment else None,
         flips=True,
+        cutout=config.cutout,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import PIL.Image
 import simplejpeg
 
 from recipes.data.augmentation import Image
-from recipes.data.decoding import decode
+from recipes.data.jpeg import Scratch, decode_exactly
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = (0, 1)  # its values that turn nothing; 0 is what some cameras write for "unknown"
@@ -46,7 +45,7 @@ class Stored(NamedTuple):
     width: int
 
 
-def convert(content: bytes, name: str, conversion: Conversion) -> Stored:
+def convert(content: bytes, name: str, conversion: Conversion, scratch: Scratch) -> Stored:
     """Convert an image file's content.
 
     The image is decoded in any case, so that a broken one is found now and not in training. What
@@ -55,11 +54,12 @@ def convert(content: bytes, name: str, conversion: Conversion) -> Stored:
 
     Args:
         name: what errors call it.
+        scratch: of the thread that calls.
 
     Raises:
         UnreadableImage: naming `name` and the reason.
     """
-    pixels = decode(content, name)
+    pixels = decode_exactly(content, name, scratch)
     height, width = reduced_size(pixels.shape[0], pixels.shape[1], conversion.short_side)
     if conversion.format == "raw":
         return Stored(_reduce(pixels, height, width).tobytes(), height, width)
@@ -90,15 +90,13 @@ def reduced_size(height: int, width: int, short_side: int) -> tuple[int, int]:
 
 def is_plain_jpeg(content: bytes) -> bool:
     """Whether it is a sequential 8-bit JPEG of three colours that is not to be turned."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd EXIF data
-        with PIL.Image.open(io.BytesIO(content)) as image:
-            return (
-                image.format == "JPEG"
-                and image.mode == "RGB"
-                and not image.info.get("progressive")
-                and image.getexif().get(_ORIENTATION, 1) in _UPRIGHT
-            )
+    with PIL.Image.open(io.BytesIO(content)) as image:
+        return (
+            image.format == "JPEG"
+            and image.mode == "RGB"
+            and not image.info.get("progressive")
+            and image.getexif().get(_ORIENTATION, 1) in _UPRIGHT
+        )
 
 
 def _reduce(image: Image, height: int, width: int) -> Image:

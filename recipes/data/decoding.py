@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -13,6 +12,11 @@ import PIL.ImageOps
 from recipes.data.augmentation import Image
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
+
+
+# Pillow warns of odd EXIF data and large images; what it can decode is good enough. Once for the
+# process, since `warnings.catch_warnings` around each call is not for threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class UnreadableImage(Exception):
@@ -28,7 +32,8 @@ def read_file(path: str) -> bytes:
         UnreadableImage: it is missing, empty or cannot be read, naming the path and the reason.
     """
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a third of the time)
+            content = file.read()
     except OSError as error:
         raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
     if not content:
@@ -58,11 +63,8 @@ def decode(content: bytes | memoryview, name: str) -> Image:
         UnreadableImage: naming `name` and the reason.
     """
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of odd EXIF data and large images; what it can decode is good enough.
-            warnings.simplefilter("ignore")
-            with PIL.Image.open(io.BytesIO(content)) as image:
-                return _to_rgb(PIL.ImageOps.exif_transpose(image))
+        with PIL.Image.open(io.BytesIO(content)) as image:
+            return _to_rgb(PIL.ImageOps.exif_transpose(image))
     except PIL.UnidentifiedImageError:
         raise UnreadableImage(f"{name}: not an image that can be read") from None
     except Exception as error:  # Pillow's decoders raise many types on broken input

@@ -6,7 +6,7 @@ import numpy as np
 import sklearn.datasets
 
 from recipes.config import DatasetConfig
-from recipes.data.base import ArrayDataset
+from recipes.data.arrays import ArrayDataset
 
 PIXEL_SCALE = 15  # the pixels are 0 .. 16; times 15 they fill 0 .. 240 and can be resized
 HELD_OUT_EVERY = 5
@@ -35,4 +35,5 @@ def digits(config: DatasetConfig, split: str, seed: int) -> ArrayDataset:
         seed=seed,
         pad=1 if split == "train" and config.augment else None,
         flips=False,
+        cutout=config.cutout,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,8 @@ MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
 UNREADABLE_LABEL = -1
+
+T = TypeVar("T")
 
 Content = bytes | memoryview | NDArray[np.uint8]
 """An encoded file, or pixels uint8[H, W, 3], RGB, ready to be cropped."""
@@ -81,42 +85,58 @@ class PhotoDataset(ImageDataset):
         return len(self.labels)
 
     def __getitem__(self, key: SampleKey) -> Sample:
+        """One sample by itself, decoded by Pillow: what every faster way is held against."""
         epoch, index = key
+        image, source = self.read(index, lambda source: self._view(source, epoch, index))
+        if image is None:
+            size = self.image_size
+            return Sample(np.zeros((size, size, 3), np.uint8), UNREADABLE_LABEL, index, index)
+        return Sample(image, int(self.labels[source]), index, source)
+
+    def read(self, index: int, reader: Callable[[int], T]) -> tuple[T | None, int]:
+        """What `reader` makes of a sample, or with on_corrupt=skip of the one in its place.
+
+        Args:
+            index: the sample asked for.
+            reader: called with the sample to read, until it does not raise `UnreadableImage`.
+
+        Returns:
+            Its result and the sample that was read. None and `index` where an image for evaluation
+            could not be read.
+
+        Raises:
+            UserError: the image cannot be read, nor one in its place.
+        """
         try:
-            return self._sample(epoch, index, index)
+            return reader(index), index
         except UnreadableImage as error:
             if not self._skip:
                 raise UserError(
                     str(error), f"{error.remedy}, or set dataset.on_corrupt=skip"
                 ) from None
-        if self.train:
-            return self._replacement(epoch, index)
-        size = self.image_size
-        return Sample(np.zeros((size, size, 3), np.uint8), UNREADABLE_LABEL, index, index)
+        return self._next_readable(index, reader) if self.train else (None, index)
 
-    def _sample(self, epoch: int, index: int, source: int) -> Sample:
-        image = self._view(self._pixels(source), epoch, index)
-        return Sample(image, int(self.labels[source]), index, source)
-
-    def _pixels(self, source: int) -> Image:
-        content = self.content(source)
-        return content if isinstance(content, np.ndarray) else decode(content, self.path(source))
-
-    def _view(self, image: Image, epoch: int, index: int) -> Image:
-        if not self.augment:
-            return central_crop(image, self.image_size)
-        uniforms = sample_rng(self.seed, epoch, index).random(CROP_UNIFORMS)
-        return random_resized_crop(image, self.image_size, uniforms)
-
-    def _replacement(self, epoch: int, index: int) -> Sample:
-        """The next readable image, under the random numbers of the one asked for."""
+    def _next_readable(self, index: int, reader: Callable[[int], T]) -> tuple[T, int]:
         tries = min(len(self) - 1, self._max_skipped)
         for step in range(1, tries + 1):
+            source = (index + step) % len(self)
             try:
-                return self._sample(epoch, index, (index + step) % len(self))
+                return reader(source), source
             except UnreadableImage:
                 continue
         raise UserError(
             f"{self.path(index)}: cannot be read, nor can the {tries} images after it",
             "check the disk and the files; dataset.max_skipped is the limit",
         )
+
+    def _view(self, source: int, epoch: int, index: int) -> Image:
+        """An image under the random numbers of the sample asked for."""
+        image = self._pixels(source)
+        if not self.augment:
+            return central_crop(image, self.image_size)
+        uniforms = sample_rng(self.seed, epoch, index).random(CROP_UNIFORMS)
+        return random_resized_crop(image, self.image_size, uniforms)
+
+    def _pixels(self, source: int) -> Image:
+        content = self.content(source)
+        return content if isinstance(content, np.ndarray) else decode(content, self.path(source))

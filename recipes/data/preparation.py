@@ -15,6 +15,7 @@ import io
 import json
 import os
 import shutil
+import threading
 import time
 import zlib
 from collections import deque
@@ -34,6 +35,7 @@ from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
 from recipes.data.decoding import UnreadableImage, read_file
 from recipes.data.imagenet import LISTS, Listing, dataset_root, list_images
+from recipes.data.jpeg import Scratch
 from recipes.data.shards import (
     ALIGNMENT,
     DATASET,
@@ -371,6 +373,7 @@ class _Split:
         self.records: list[ShardRecord] = []
         self.done = 0  # source images whose fate is known
         self._listing, self._preparation = listing, preparation
+        self._own = threading.local()
 
     def resume(self) -> None:
         """Take over the shards on record."""
@@ -493,12 +496,19 @@ class _Split:
         path = str(self._preparation.source / self._listing.names[number])
         try:
             content = read_file(path)
-            stored = convert(content, path, self._preparation.conversion)
+            stored = convert(content, path, self._preparation.conversion, self._scratch())
         except UnreadableImage as error:
             return error
         return Converted(
             stored, zlib.crc32(stored.content), len(content), stored.content is content
         )
+
+    def _scratch(self) -> Scratch:
+        """This thread's own."""
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = Scratch()
+        scratch: Scratch = self._own.scratch
+        return scratch
 
 
 @dataclass

@@ -203,16 +203,20 @@ def memory_free(cgroup: Path) -> int:
 
 def shared_memory(config: Config) -> dict[str, Any]:
     """Free bytes of /dev/shm, and the loader's complaint where they are too few for it."""
-    from recipes.data.loader import SHARED_MEMORY, check_shared_memory
+    from recipes.data.worker_processes import (
+        SHARED_MEMORY,
+        check_shared_memory,
+        worker_processes,
+    )
 
     assert config.batch_size is not None
     facts: dict[str, Any] = {"problem": None, "remedy": None}
     try:
         facts["free"] = shutil.disk_usage(SHARED_MEMORY).free
-        check_shared_memory(config.dataset, config.batch_size, config.topology.devices)
+        check_shared_memory(config)
     except OSError as error:
         facts["free"] = None
-        if config.dataset.workers:
+        if worker_processes(config):
             facts["problem"] = f"{SHARED_MEMORY} cannot be used: {error.strerror}"
             facts["remedy"] = "mount a tmpfs there, or set dataset.workers=0"
     except UserError as error:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data.augmentation import Image
-from recipes.data.conversion import Conversion, convert, is_plain_jpeg, reduced_size
+from recipes.data.conversion import Conversion, Stored, is_plain_jpeg, reduced_size
+from recipes.data.conversion import convert as convert_with
 from recipes.data.decoding import UnreadableImage, decode
+from recipes.data.jpeg import Scratch
 
 KEEP_SIZE = Conversion(0, "jpeg", 90, "source")
 
@@ -30,6 +32,10 @@ def encoded(kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
     adaptive = PIL.Image.Palette.ADAPTIVE  # for mode P
     PIL.Image.fromarray(smooth()).convert(mode, palette=adaptive).save(stream, kind, **options)
     return stream.getvalue()
+
+
+def convert(content: bytes, name: str, conversion: Conversion) -> Stored:
+    return convert_with(content, name, conversion, Scratch())
 
 
 def turned(orientation: int) -> bytes:

@@ -1,0 +1,217 @@
+"""Batches read by worker processes: `paddle.io.DataLoader`, whose ends and errors are made ours."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import multiprocessing.util
+import os
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.config import Config, UserError, chosen_loader
+from recipes.data.base import Arrays, ImageDataset, Sample, Stream, stack
+from recipes.data.sampler import SampleKey
+
+SHARED_MEMORY = Path("/dev/shm")
+
+_MIB = 1 << 20
+_HELD_BY_RANK = 2  # the batch in the training step and the one on its way to it
+_STOP_TIMEOUT_S = 10.0
+_FEEDER_TIMEOUT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def worker_processes(config: Config) -> int:
+    """How many worker processes each rank's loader starts."""
+    return config.dataset.workers if chosen_loader(config) == "paddle" else 0
+
+
+def check_shared_memory(config: Config, folder: Path = SHARED_MEMORY) -> None:
+    """Refuse a run whose loader processes would fill the node's shared memory.
+
+    A full /dev/shm ends a loader process with a bus error in the middle of training.
+
+    Raises:
+        UserError: naming the need and what is free, both in MiB.
+    """
+    workers = worker_processes(config)
+    if workers == 0:
+        return
+    assert config.batch_size is not None
+    batch_size, ranks_on_node = config.batch_size, config.topology.devices
+    batch_bytes = batch_size * (config.dataset.image_size**2 * 3 + 3 * 8)
+    batches = workers * config.dataset.prefetch + _HELD_BY_RANK
+    need = ranks_on_node * batches * batch_bytes
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise UserError(
+            f"the loader processes need about {need / _MIB:.0f} MiB in {folder} "
+            f"({ranks_on_node} ranks x {batches} batches of {batch_size} images), "
+            f"but {free / _MIB:.0f} MiB are free",
+            f"start the container with --shm-size={-(-need * 3 // (2 * _MIB))}m or --ipc=host, "
+            "or set dataset.workers=0",
+        )
+
+
+class WorkerProcesses(Stream):
+    """Reads through `paddle.io.DataLoader`.
+
+    Args:
+        dataset: read sample by sample.
+        keys: the samples of each batch.
+        workers: processes, at least one.
+        prefetch: batches that each process prepares ahead.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        keys: Iterable[list[SampleKey]],
+        workers: int,
+        prefetch: int,
+    ) -> None:
+        import paddle
+
+        rank_process = os.getpid()
+        loader = paddle.io.DataLoader(
+            _Caught(dataset),
+            batch_sampler=keys,
+            collate_fn=_stack_or_failure,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            use_shared_memory=True,
+            use_buffer_reader=False,  # it would copy each batch once more on the CPU
+            places=paddle.CPUPlace(),
+            worker_init_fn=lambda _: _set_up_worker(rank_process),
+        )
+        with _no_collection():
+            self._iterator: Any = iter(loader)
+        # Before multiprocessing's own exit, which would wait for workers that SIGTERM does not end.
+        atexit.register(self.close)
+
+    def __next__(self) -> Arrays:
+        try:
+            fields = next(self._iterator)
+        except StopIteration:
+            self.close()
+            raise
+        except (SystemError, RuntimeError, OSError) as error:
+            self.close()
+            raise UserError(
+                f"a loader process died: {str(error).strip()}",
+                "out of memory, or /dev/shm is full: use fewer dataset.workers or a smaller "
+                "dataset.prefetch, or start the container with --shm-size=8g or --ipc=host",
+            ) from error
+        failure = fields[-1]
+        if isinstance(failure, Exception):
+            self.close()
+            raise failure
+        # Views of the workers' shared memory, which is freed with the last view of it.
+        arrays: list[NDArray[Any]] = [np.from_dlpack(tensor) for tensor in fields[:-1]]
+        return Arrays(*arrays)
+
+    def close(self) -> None:
+        """End the workers.
+
+        Dropping Paddle's iterator does not: its reading thread holds a reference to it for as long
+        as it runs. Paddle 3.3 has no public call for this.
+        """
+        iterator, self._iterator = self._iterator, iter(())
+        atexit.unregister(self.close)
+        if not hasattr(iterator, "_workers"):
+            return
+        iterator._try_shutdown_all(_STOP_TIMEOUT_S)
+        for worker in iterator._workers:
+            if worker.is_alive():
+                worker.kill()
+            worker.join()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector off; processes forked meanwhile start with it off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Caught:
+    """A dataset whose errors are values.
+
+    Paddle would print a worker's exception with its traceback, and raise another one of the same
+    type whose message is that traceback.
+    """
+
+    def __init__(self, dataset: ImageDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: SampleKey) -> Sample | Exception:
+        try:
+            return self._dataset[key]
+        except UserError as error:
+            return error
+        except Exception:
+            epoch, index = key
+            return RuntimeError(
+                f"reading sample {index} of epoch {epoch} failed\n{traceback.format_exc()}"
+            )
+
+
+def _stack_or_failure(samples: list[Sample | Exception]) -> list[Any]:
+    """The fields of a batch and None, or nothing and the first exception."""
+    for sample in samples:
+        if isinstance(sample, Exception):
+            return [np.zeros(1, np.int64), sample]  # Paddle cannot pass a batch without arrays
+    return [*stack(samples), None]  # type: ignore[arg-type]
+
+
+def _set_up_worker(rank_process: int) -> None:
+    """In a new worker: live as long as the rank, use one core, leave nothing in shared memory.
+
+    Paddle's workers look whether their parent lives only when work arrives, so a killed rank would
+    leave them waiting for ever. Ctrl-C and SIGTERM reach every process of a job; what they mean is
+    the rank's decision, and it needs its workers until it has ended what it does.
+    """
+    import cv2
+    from paddle.base import core
+
+    def end_with_rank(*_: object) -> None:
+        if os.getppid() != rank_process:
+            core._cleanup_mmap_fds()  # type: ignore[attr-defined]
+            os._exit(1)
+
+    def clean_up() -> None:
+        # Paddle has cleaned up already, but its queue may have passed another batch since then.
+        for thread in threading.enumerate():
+            if thread.name == "QueueFeederThread":
+                thread.join(_FEEDER_TIMEOUT_S)
+        core._cleanup_mmap_fds()  # type: ignore[attr-defined]
+
+    # Garbage of the rank must not be collected here: a reader of an earlier loader would join a
+    # C++ thread that a forked process does not have, and abort.
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGINT, end_with_rank)
+    signal.signal(signal.SIGTERM, end_with_rank)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_rank()  # the rank may have died before the call above
+    multiprocessing.util.Finalize(None, clean_up, exitpriority=-100)
+    cv2.setNumThreads(0)

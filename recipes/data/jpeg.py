@@ -21,7 +21,9 @@ from recipes.data.augmentation import Box, Image, choose_crop, crop, random_resi
 from recipes.data.decoding import decode
 
 _COLOURS = ("YCbCr", "RGB", "Gray")  # what becomes RGB without a colour profile or inversion
-_SCALES = (8, 4, 2)  # those that libjpeg-turbo has fast code for
+# Those that libjpeg-turbo has fast code for. At an eighth, colour that is stored at half the width
+# alone (4:2:2) would be blurred.
+_SCALES = (4, 2)
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = range(2, 9)  # its values that turn or mirror
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -82,7 +84,7 @@ def decode_random_crop(
 
     The box and the mirroring are the same. The pixels differ by libjpeg-turbo's fast transform
     and upsampling of colour, and where the box has at least twice the pixels of `out` on both
-    sides, by decoding to a half, a quarter or an eighth of the size first. So a large photograph is
+    sides, by decoding to a half or a quarter of the size first. So a large photograph is
     low-passed before it is sampled, which `augmentation.resize` does not do.
 
     Args:
@@ -125,7 +127,7 @@ def _decode_above(
         _lower(content, frame, rows) if lowered else content,
         "RGB",
         fastdct=True,
-        fastupsample=True,
+        fastupsample=scale == 1,
         min_height=height,
         min_width=width,
         buffer=scratch.of(height * width * 3),

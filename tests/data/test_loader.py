@@ -1,4 +1,4 @@
-"""Loading in the rank and in worker processes: the same bytes, errors, clean ends."""
+"""Every loader: the same samples, errors that arrive as themselves, clean ends."""
 
 from __future__ import annotations
 
@@ -7,37 +7,100 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from photographs import kinds, photo_folder, picture
 
-from recipes.config import DatasetConfig, UserError
+from recipes.config import Config, DatasetConfig, UserError
 from recipes.data import Plan, build
-from recipes.data.base import ImageDataset, Sample
+from recipes.data.base import ImageDataset, Sample, stack
+from recipes.data.decoding import UnreadableImage
 from recipes.data.loader import (
     Batch,
     EvaluationBatch,
     SkipCounter,
-    _InWorkers,
-    check_shared_memory,
     evaluation_loader,
     train_loader,
 )
+from recipes.data.photographs import Content, PhotoDataset
 from recipes.data.sampler import SampleKey
+from recipes.data.worker_processes import WorkerProcesses, check_shared_memory
 
 ROOT = Path(__file__).parents[2]
 
 
-def config(**changes: Any) -> DatasetConfig:
+def config(loader: str = "auto", **changes: Any) -> Config:
     base: dict[str, Any] = {"name": "synthetic", "image_size": 4, "num_classes": 3}
-    return DatasetConfig(**(base | {"train_size": 40, "eval_size": 11} | changes))
+    dataset = DatasetConfig(**(base | {"train_size": 40, "eval_size": 11} | changes))
+    return Config(dataset=dataset, loader=loader)
+
+
+class Place(NamedTuple):
+    """A loader, and how many threads or processes it has."""
+
+    loader: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.loader}-{self.workers}"
+
+
+PADDLE = [Place("paddle", 0), Place("paddle", 2)]
+EVERY = [*PADDLE, Place("memory", 0), Place("turbojpeg", 1), Place("turbojpeg", 3)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 photographs for training and 11 held out, of many kinds."""
+    contents = [
+        list(kinds(picture(20 + seed, 80 - seed, seed)).values())[seed % 22] for seed in range(51)
+    ]
+    return photo_folder(tmp_path_factory.mktemp("photos"), contents[:40], contents[40:])
+
+
+def of(place: Place, photos: Path, **changes: Any) -> Config:
+    """Data that this loader is for."""
+    if place.loader == "memory":
+        return config(name="digits", image_size=8, num_classes=None, **changes)
+    if place.loader == "paddle":
+        return config(loader="paddle", workers=place.workers, **changes)
+    kept: dict[str, Any] = {"name": "imagenet", "path": str(photos), "num_classes": None}
+    return config(loader="turbojpeg", workers=place.workers, **(kept | {"image_size": 8} | changes))
+
+
+class TrickyPhotos(PhotoDataset):
+    """Fails at chosen samples, in the ways photographs can."""
+
+    def __init__(self, bad: dict[int, str], skip: bool = False, train: bool = True) -> None:
+        self.bad = bad
+        settings_ = DatasetConfig(
+            name="imagenet", image_size=4, on_corrupt="skip" if skip else "fail"
+        )
+        labels = np.arange(40, dtype=np.int64) % 2
+        super().__init__(settings_, "train" if train else "eval", 0, labels, ["a", "b"])
+
+    def path(self, index: int) -> str:
+        return f"/pictures/{index}.jpg"
+
+    def content(self, index: int) -> Content:
+        match self.bad.get(index):
+            case "user":
+                raise UnreadableImage(f"{self.path(index)}: broken")
+            case "late":
+                time.sleep(0.2)
+                raise UnreadableImage(f"{self.path(index)}: broken late")
+            case "bug":
+                raise KeyError("oops")
+        return np.full((4, 4, 3), index, np.uint8)
 
 
 class Tricky(ImageDataset):
@@ -106,22 +169,52 @@ def same(a: Batch | EvaluationBatch, b: Batch | EvaluationBatch) -> bool:
     return a[4:] == b[4:]
 
 
-def test_a_batch_holds_the_plans_samples() -> None:
-    dataset, chosen = build(config(), "train", 5), plan(rank=1, world_size=2, accumulate=2)
-    batches = list(train_loader(dataset, chosen, 3, 1, config()))
-    micro = list(chosen.micro_batches(3, 1))
-    assert len(batches) == len(micro) == 6
+@pytest.mark.parametrize("place", EVERY, ids=str)
+def test_a_batch_holds_the_plans_samples(place: Place, photos: Path) -> None:
+    run = of(place, photos)
+    dataset = build(run.dataset, "train", 5)
+    chosen = plan(size=len(dataset), global_batch=13, rank=1, world_size=2, accumulate=2)
+    first_step = len(dataset) // 13 - 2
+    batches = list(train_loader(dataset, chosen, 3, first_step, run))
+    micro = list(chosen.micro_batches(3, first_step))
+    assert len(batches) == len(micro) >= 6
     for batch, expected in zip(batches, micro, strict=True):
+        size = dataset.image_size
         assert batch.images.dtype == np.uint8
-        assert batch.images.shape == (len(expected.keys), 4, 4, 3)
+        assert batch.images.shape == (len(expected.keys), size, size, 3)
         assert batch.indices.tolist() == [index for _, index in expected.keys]
         assert (batch.step, batch.part, batch.global_count) == expected[1:]
         for row, key in enumerate(expected.keys):
             sample = dataset[key]
-            assert (batch.images[row] == sample.image).all()
+            apart = np.abs(batch.images[row].astype(int) - sample.image).mean()
+            assert apart <= (4 if place.loader == "turbojpeg" else 0)
             assert batch.labels[row] == sample.label
             assert batch.sources[row] == sample.source
         assert batch.labels.dtype == batch.indices.dtype == batch.sources.dtype == np.int64
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2))
+def test_threads_change_nothing(
+    photos: Path, threads: int, prefetch: int, epoch: int, first_step: int
+) -> None:
+    runs = [
+        of(Place("turbojpeg", workers), photos, prefetch=ahead)
+        for workers, ahead in ((1, 1), (threads, prefetch))
+    ]
+    dataset = build(runs[0].dataset, "train", 5)
+    alone, helped = (list(train_loader(dataset, plan(), epoch, first_step, run)) for run in runs)
+    assert len(alone) == len(helped) > 0
+    assert all(same(a, b) for a, b in zip(alone, helped, strict=True))
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_threads_give_the_bytes_of_pillow_where_nothing_is_random(photos: Path, split: str) -> None:
+    run = of(Place("turbojpeg", 2), photos, augment=False)
+    dataset = build(run.dataset, split, 5)
+    for batch in evaluation_loader(dataset, 6, 0, 1, run):
+        for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+            assert (image == dataset[0, index].image).all()
 
 
 @settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
@@ -135,43 +228,83 @@ def test_a_batch_holds_the_plans_samples() -> None:
 def test_worker_processes_change_nothing(
     name: str, workers: int, prefetch: int, epoch: int, first_step: int
 ) -> None:
-    settings_ = {"name": name, "image_size": 8, "num_classes": None if name == "digits" else 3}
-    dataset = build(config(**settings_), "train", 5)
+    settings_: dict[str, Any] = {"name": name, "image_size": 8}
+    settings_["num_classes"] = None if name == "digits" else 3
+    dataset = build(config(**settings_).dataset, "train", 5)
     chosen = plan(size=len(dataset), global_batch=max(12, len(dataset) // 5), world_size=2)
     alone, helped = (
-        list(train_loader(dataset, chosen, epoch, first_step, config(workers=n, prefetch=prefetch)))
-        for n in (0, workers)
+        list(train_loader(dataset, chosen, epoch, first_step, run))
+        for run in (
+            config(**settings_),
+            config(loader="paddle", workers=workers, prefetch=prefetch, **settings_),
+        )
     )
     assert len(alone) == len(helped) > 0
     assert all(same(a, b) for a, b in zip(alone, helped, strict=True))
 
 
-def test_batches_from_workers_stay_valid_after_the_loader_has_ended() -> None:
-    dataset = build(config(), "train", 5)
-    kept = list(train_loader(dataset, plan(), 0, 0, config(workers=2)))
-    fresh = train_loader(dataset, plan(), 0, 0, config())
-    assert all(same(a, b) for a, b in zip(kept, fresh, strict=True))
+@pytest.mark.parametrize("place", EVERY, ids=str)
+def test_batches_stay_valid_after_the_loader_has_ended(place: Place, photos: Path) -> None:
+    run = of(place, photos)
+    dataset = build(run.dataset, "train", 5)
+    kept = list(train_loader(dataset, plan(), 0, 0, run))
+    copies = [
+        batch._replace(images=batch.images.copy())
+        for batch in train_loader(dataset, plan(), 0, 0, run)
+    ]
+    assert all(same(a, b) for a, b in zip(kept, copies, strict=True))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_covers_each_sample_once(workers: int) -> None:
-    dataset = build(config(), "eval", 5)
+@pytest.mark.parametrize("place", EVERY, ids=str)
+def test_evaluation_covers_each_sample_once(place: Place, photos: Path) -> None:
+    run = of(place, photos)
+    dataset = build(run.dataset, "eval", 5)
+    size = -(-len(dataset) // 4)
     seen: dict[int, list[int]] = {}
     for rank in range(4):
-        for batch in evaluation_loader(dataset, 3, rank, 4, config(workers=workers)):
+        for batch in evaluation_loader(dataset, size, rank, 4, run):
             seen[batch.batch_number] = batch.indices.tolist()
-            assert batch.labels.tolist() == [index % 3 for index in batch.indices]
-    assert [seen[number] for number in range(4)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
-    assert list(evaluation_loader(dataset, 6, 2, 3, config(workers=workers))) == []
+            assert batch.sources.tolist() == batch.indices.tolist()
+            assert batch.labels.tolist() == [dataset[0, index].label for index in batch.indices]
+    assert [index for number in range(4) for index in seen[number]] == list(range(len(dataset)))
+    assert list(evaluation_loader(dataset, len(dataset), 2, 3, run)) == []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_users_mistake_arrives_as_itself(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
-    loader = train_loader(Tricky({17: "user"}), plan(), 0, 0, config(workers=workers))
+@pytest.mark.parametrize("place", [*PADDLE, Place("turbojpeg", 2)], ids=str)
+def test_a_users_mistake_arrives_as_itself(
+    place: Place, photos: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tricky = Tricky if place.loader == "paddle" else TrickyPhotos
+    loader = train_loader(tricky({17: "user"}), plan(), 0, 0, of(place, photos))
     with pytest.raises(UserError) as error:
         list(loader)
-    assert str(error.value) == "/pictures/17.jpg: broken\n  remedy: mend it"
+    assert error.value.message == "/pictures/17.jpg: broken"
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_first_of_several_errors_arrives(photos: Path) -> None:
+    dataset = TrickyPhotos({3: "late", 4: "user", 20: "user"})
+    ordered = plan(shuffle=False)
+    loader = train_loader(dataset, ordered, 0, 0, of(Place("turbojpeg", 3), photos, prefetch=4))
+    with pytest.raises(UserError, match=r"/pictures/3\.jpg: broken late"):
+        next(loader)
+    assert threads() == []
+
+
+def test_batches_before_an_error_arrive(photos: Path) -> None:
+    loader = train_loader(
+        TrickyPhotos({15: "user"}), plan(shuffle=False), 0, 0, of(Place("turbojpeg", 3), photos)
+    )
+    assert next(loader).indices.tolist() == list(range(12))
+    with pytest.raises(UserError, match=r"/pictures/15\.jpg: broken"):
+        next(loader)
+
+
+def test_a_bug_in_a_thread_keeps_its_traceback(photos: Path) -> None:
+    dataset = TrickyPhotos({17: "bug"})
+    with pytest.raises(KeyError, match="oops") as error:
+        list(train_loader(dataset, plan(), 0, 0, of(Place("turbojpeg", 2), photos)))
+    assert error.traceback[-1].name == "content"
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback() -> None:
@@ -202,7 +335,7 @@ def test_a_worker_does_not_collect_the_ranks_garbage() -> None:
     """Destroyed in a forked process, a reader joins a C++ thread that is not there, and aborts."""
     gc.disable()
     try:
-        earlier = _InWorkers(Tricky({}), [[(0, 0)], [(0, 1)]], config(workers=1))
+        earlier = WorkerProcesses(Tricky({}), [[(0, 0)], [(0, 1)]], workers=1, prefetch=2)
         next(earlier)
         garbage: list[object] = [earlier._iterator]
         garbage.append(garbage)
@@ -215,14 +348,17 @@ def test_a_worker_does_not_collect_the_ranks_garbage() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("place", [Place("paddle", 2), Place("turbojpeg", 2)], ids=str)
 @pytest.mark.parametrize("how", ["break", "close", "exception"])
-def test_an_early_end_leaves_no_process(how: str) -> None:
-    dataset = build(config(), "train", 5)
+def test_an_early_end_leaves_nothing(place: Place, photos: Path, how: str) -> None:
+    run = of(place, photos)
+    dataset = build(run.dataset, "train", 5)
     before = len(children())
-    loader = train_loader(dataset, plan(global_batch=2), 0, 0, config(workers=2))
+    loader = train_loader(dataset, plan(global_batch=2), 0, 0, run)
     next(loader)
     workers = [process.pid for process in children()]
-    assert len(workers) == before + 2
+    started = (len(workers) - before, len(threads()))
+    assert started == ((2, 0) if place.loader == "paddle" else (0, 2))
     start = time.monotonic()
     if how == "close":
         loader.close()
@@ -235,18 +371,58 @@ def test_an_early_end_leaves_no_process(how: str) -> None:
             loader.throw(ValueError("mine"))
     assert time.monotonic() - start < 5
     assert len(children()) == before
+    assert threads() == []
     assert shared_files(*workers) == []
+
+
+def threads() -> list[str]:
+    """The loaders' threads."""
+    return [thread.name for thread in threading.enumerate() if "decoding" in thread.name]
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it(photos: Path) -> None:
+    run = of(Place("turbojpeg", 2), photos)
+    dataset = build(run.dataset, "train", 5)
+    many = plan(global_batch=4)  # ten batches
+    places = set()
+    for batch in train_loader(dataset, many, 0, 0, run):
+        places.add(batch.images.ctypes.data)
+    assert len(places) <= run.dataset.prefetch + 2
+    views = [batch.images[1:, ::-1] for batch in train_loader(dataset, many, 0, 0, run)]
+    fresh = [batch.images[1:, ::-1].copy() for batch in train_loader(dataset, many, 0, 0, run)]
+    assert all((a == b).all() for a, b in zip(views, fresh, strict=True))
+
+
+def test_no_more_is_read_ahead_than_asked_for(photos: Path) -> None:
+    class Counting(TrickyPhotos):
+        read_so_far = 0
+
+        def content(self, index: int) -> Content:
+            self.read_so_far += 1
+            return super().content(index)
+
+    dataset = Counting({})
+    run = of(Place("turbojpeg", 1), photos, prefetch=3)
+    loader = train_loader(dataset, plan(global_batch=4), 0, 0, run)
+    for taken in (1, 2):
+        next(loader)
+        deadline = time.monotonic() + 5
+        while dataset.read_so_far < 4 * (taken + 3) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert dataset.read_so_far == 4 * (taken + 3)
+    loader.close()
 
 
 RANK = """
 import sys, time
-from recipes.config import DatasetConfig
+from recipes.config import Config, DatasetConfig
 from recipes.data import Plan, build
 from recipes.data.loader import train_loader
 import psutil
-config = DatasetConfig(name="synthetic", image_size=4, num_classes=3, train_size=40, eval_size=8,
-                       workers=2)
-loader = train_loader(build(config, "train", 0), Plan(40, 2, 0, 0, 1), 0, 0, config)
+config = Config(dataset=DatasetConfig(name="synthetic", image_size=4, num_classes=3, train_size=40,
+                                      eval_size=8, workers=2))
+loader = train_loader(build(config.dataset, "train", 0), Plan(40, 2, 0, 0, 1), 0, 0, config)
 next(loader)
 print(*[p.pid for p in psutil.Process().children()], flush=True)
 if sys.argv[1] == "wait":
@@ -296,16 +472,30 @@ def test_reading_in_the_rank_needs_no_paddle() -> None:
     subprocess.run([sys.executable, "-c", code, "return"], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_skipped_images_are_counted_once_and_named(workers: int) -> None:
-    dataset = Tricky({3: "replaced", 20: "replaced", 7: "skipped"})
+@pytest.mark.parametrize("place", [*PADDLE, Place("turbojpeg", 2)], ids=str)
+def test_skipped_images_are_counted_once_and_named(place: Place, photos: Path) -> None:
+    dataset: ImageDataset = Tricky({3: "replaced", 20: "replaced", 7: "skipped"})
+    if place.loader == "turbojpeg":
+        dataset = TrickyPhotos(dict.fromkeys((3, 20, 7), "user"), skip=True)
     counter = SkipCounter(dataset, limit=3)
     for epoch in range(2):
-        loader = train_loader(dataset, plan(), epoch, 0, config(workers=workers))
+        loader = train_loader(dataset, plan(), epoch, 0, of(place, photos))
         named = sorted(path for batch in loader for path in counter.update(batch))
         expected = ["/pictures/20.jpg", "/pictures/3.jpg", "/pictures/7.jpg"]
         assert named == ([] if epoch else expected)
     assert counter.count == 3
+
+
+def test_threads_replace_in_training_and_mark_in_evaluation(photos: Path) -> None:
+    bad = dict.fromkeys((5, 6, 39), "user")
+    run = of(Place("turbojpeg", 2), photos, image_size=4)
+    for train in (True, False):
+        dataset = TrickyPhotos(bad, skip=True, train=train)
+        for batch in evaluation_loader(dataset, 7, 0, 1, run):
+            expected = stack([dataset[0, index] for index in batch.indices.tolist()])
+            for field in expected._fields:
+                assert (getattr(batch, field) == getattr(expected, field)).all()
+    assert (TrickyPhotos(bad, skip=True)[0, 5].source, dataset[0, 39].label) == (7, -1)
 
 
 def test_too_many_skipped_images_end_the_run() -> None:
@@ -324,29 +514,42 @@ def test_shared_memory_that_is_too_small_is_refused(
     free = 64 << 20
     usage = type("Usage", (), {"free": free})
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage if folder == tmp_path else None)
-    large = config(image_size=224, workers=8, prefetch=2)
     need = 4 * (8 * 2 + 2) * 128 * (224 * 224 * 3 + 24) / (1 << 20)
     with pytest.raises(UserError) as error:
-        check_shared_memory(large, 128, 4, tmp_path)
+        check_shared_memory(run_of(4, 128, image_size=224, workers=8, prefetch=2), tmp_path)
     assert f"need about {need:.0f} MiB in {tmp_path}" in error.value.message
     assert "64 MiB are free" in error.value.message
     assert "--shm-size=" in error.value.remedy
     assert "dataset.workers=0" in error.value.remedy
-    check_shared_memory(config(image_size=224, workers=0), 128, 4, tmp_path)
-    check_shared_memory(config(image_size=32, workers=2), 128, 4, tmp_path)
+    check_shared_memory(run_of(4, 128, image_size=224, workers=0), tmp_path)
+    check_shared_memory(run_of(4, 128, image_size=32, workers=2), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "imagenet"])
+def test_only_worker_processes_need_shared_memory(tmp_path: Path, name: str) -> None:
+    large: dict[str, Any] = {"name": name, "image_size": 10**6, "workers": 8}
+    check_shared_memory(run_of(8, 1000, **large), tmp_path)
+    with pytest.raises(UserError, match="MiB are free"):
+        check_shared_memory(run_of(8, 1000, loader="paddle", **large), tmp_path)
 
 
 def test_shared_memory_of_this_machine_is_read(tmp_path: Path) -> None:
-    check_shared_memory(config(image_size=4, workers=1), 2, 1, tmp_path)
+    check_shared_memory(run_of(1, 2, image_size=4, workers=1), tmp_path)
     with pytest.raises(UserError, match="MiB are free"):
-        check_shared_memory(config(image_size=10**6, workers=8), 1000, 8, tmp_path)
+        check_shared_memory(run_of(8, 1000, image_size=10**6, workers=8), tmp_path)
+
+
+def run_of(devices: int, batch_size: int, **changes: Any) -> Config:
+    run = config(**changes)
+    run.topology.devices, run.batch_size = devices, batch_size
+    return run
 
 
 def test_the_need_is_not_under_what_workers_use() -> None:
     """The most that lies in shared memory at once, against the estimate."""
     size = 160
     settings_ = config(image_size=size, workers=2, prefetch=2, train_size=160)
-    dataset, most = build(settings_, "train", 0), 0
+    dataset, most = build(settings_.dataset, "train", 0), 0
     for _ in train_loader(dataset, plan(size=160, global_batch=8), 0, 0, settings_):
         time.sleep(0.03)
         files = shared_files(*(process.pid for process in children()))

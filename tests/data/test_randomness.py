@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.randomness import sample_rng
+from recipes.data.randomness import sample_rng, sample_uniforms
 
 words = st.integers(0, 2**64 - 1)
 
@@ -33,3 +33,14 @@ def test_first_numbers_are_uniform_over_samples() -> None:
     counts = np.histogram(first, bins=50, range=(0, 1))[0]
     assert ((counts - 400) ** 2 / 400).sum() < 85.4  # chi-square, 49 degrees, p = 0.001
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.025
+
+
+@given(words, words, st.lists(words, max_size=6), st.integers(0, 45))
+def test_numbers_for_a_batch_are_those_of_its_samples(
+    seed: int, epoch: int, indices: list[int], count: int
+) -> None:
+    uniforms = sample_uniforms(seed, epoch, indices, count)
+    assert uniforms.shape == (len(indices), count)
+    assert uniforms.dtype == np.float64
+    for row, index in zip(uniforms, indices, strict=True):
+        assert row.tobytes() == sample_rng(seed, epoch, index).random(count).tobytes()

@@ -13,10 +13,19 @@ import simplejpeg
 
 from recipes.data.augmentation import Image
 from recipes.data.jpeg import Scratch, decode_exactly
+from recipes.data.jpeg_tiles import interval_for
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = (0, 1)  # its values that turn nothing; 0 is what some cameras write for "unknown"
 _FINEST = "444"  # every pixel has its own colour
+# By colour resolution: OpenCV's sampling factors, and the width of a block in pixels.
+_CHROMA = {
+    "444": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, 8),
+    "440": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440, 8),
+    "422": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422, 16),
+    "420": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, 16),
+    "411": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411, 32),
+}
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,8 @@ def convert(content: bytes, name: str, conversion: Conversion, scratch: Scratch)
         return Stored(_reduce(pixels, height, width).tobytes(), height, width)
     if (height, width) == pixels.shape[:2] and is_plain_jpeg(content):
         return Stored(content, height, width)
-    chroma = conversion.chroma if conversion.chroma != "source" else _chroma(content)
-    encoded = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(_reduce(pixels, height, width)),
-        quality=conversion.quality,
-        colorspace="RGB",
-        colorsubsampling=chroma,
-    )
+    chroma = "420" if conversion.chroma == "420" else _chroma(content)
+    encoded = _encode(_reduce(pixels, height, width), conversion.quality, chroma)
     return Stored(encoded, height, width)
 
 
@@ -107,11 +111,23 @@ def _reduce(image: Image, height: int, width: int) -> Image:
     return np.asarray(reduced, np.uint8)
 
 
+def _encode(image: Image, quality: int, chroma: str) -> bytes:
+    """A JPEG of which a part can be decoded by itself, see `recipes.data.jpeg_tiles`."""
+    sampling, block = _CHROMA[chroma]
+    options = {
+        cv2.IMWRITE_JPEG_QUALITY: quality,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR: sampling,
+        cv2.IMWRITE_JPEG_RST_INTERVAL: interval_for(image.shape[1], block),
+    }
+    flat = [number for option in options.items() for number in option]
+    _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), flat)
+    return encoded.tobytes()
+
+
 def _chroma(content: bytes) -> str:
     """The colour resolution of a JPEG; the finest where there is none to keep."""
     try:
         _, _, colours, chroma = simplejpeg.decode_jpeg_header(content)
     except ValueError:
         return _FINEST
-    known = ("444", "422", "420", "440", "411")
-    return chroma if colours == "YCbCr" and chroma in known else _FINEST
+    return chroma if colours == "YCbCr" and chroma in _CHROMA else _FINEST

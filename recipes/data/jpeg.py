@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.data.augmentation import Box, Image, choose_crop, crop, random_resized_crop
 from recipes.data.decoding import decode
+from recipes.data.jpeg_tiles import RESTART_INTERVAL, cut
 
 _COLOURS = ("YCbCr", "RGB", "Gray")  # what becomes RGB without a colour profile or inversion
 # Those that libjpeg-turbo has fast code for. At an eighth, colour that is stored at half the width
@@ -54,6 +55,7 @@ class Frame(NamedTuple):
     width: int
     height_at: int  # where in the file the height stands, as two bytes
     rows_in_order: bool  # the whole file is one sequential frame, with its end
+    tiled: bool  # it has restart markers
 
 
 def decode_exactly(content: bytes | memoryview, name: str, scratch: Scratch) -> Image:
@@ -98,19 +100,31 @@ def decode_random_crop(
     if frame is not None:
         box = choose_crop(uniforms[1:], frame.height, frame.width)
         try:
-            image, scale = _decode_above(content, frame, box, len(out), scratch)
+            part, frame, moved = _cut_out(content, frame, box)
+            image, scale = _decode_above(part, frame, moved, len(out), scratch)
         except ValueError:
             pass  # Pillow judges
         else:
-            _sample(image, box, scale, out)
+            _sample(image, moved, scale, out)
             if uniforms[0] < 0.5:
                 cv2.flip(out, 1, dst=out)
             return
     out[...] = random_resized_crop(decode(content, name), len(out), uniforms)
 
 
+def _cut_out(
+    content: bytes | memoryview, frame: Frame, box: Box
+) -> tuple[bytes | bytearray | memoryview, Frame, Box]:
+    """Of a JPEG in tiles, those that the box lies in: a smaller JPEG and the box in it."""
+    part = cut(content, _segments(memoryview(content)), box) if frame.tiled else None
+    if part is None:
+        return content, frame, box
+    frame = frame._replace(height=part.height, width=part.width)
+    return part.content, frame, box._replace(top=box.top - part.top, left=box.left - part.left)
+
+
 def _decode_above(
-    content: bytes | memoryview, frame: Frame, box: Box, side: int, scratch: Scratch
+    content: bytes | bytearray | memoryview, frame: Frame, box: Box, side: int, scratch: Scratch
 ) -> tuple[Image, int]:
     """A JPEG down to the lower edge of the box, and by how much it is smaller than it was.
 
@@ -157,7 +171,7 @@ def _sample(image: Image, box: Box, scale: int, out: Image) -> None:
     )
 
 
-def _lower(content: bytes | memoryview, frame: Frame, rows: int) -> bytearray:
+def _lower(content: bytes | bytearray | memoryview, frame: Frame, rows: int) -> bytearray:
     """The same JPEG said to have fewer rows, so that no more are decoded.
 
     The decoder then complains of superfluous data, so only its grave errors can count; but that the
@@ -175,11 +189,13 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
     """
     if bytes(content[:2]) != _START_OF_IMAGE:
         return None
-    view, height_at, in_order = memoryview(content), 0, False
+    view, height_at, in_order, tiled = memoryview(content), 0, False, False
     try:
         for marker, place, end in _segments(view):
             if marker in _FRAMES:
                 height_at, in_order = place + 1, marker in _SEQUENTIAL and height_at == 0
+            elif marker == RESTART_INTERVAL:
+                tiled = True
             elif marker == _APP1 and _turns(bytes(view[place:end])):
                 return None
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
@@ -187,7 +203,8 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
         return None
     if colours not in _COLOURS or height_at == 0:
         return None
-    return Frame(int(height), int(width), height_at, in_order and bytes(view[-2:]) == _END_OF_IMAGE)
+    in_order = in_order and bytes(view[-2:]) == _END_OF_IMAGE
+    return Frame(int(height), int(width), height_at, in_order, tiled)
 
 
 def _segments(content: memoryview) -> Iterator[tuple[int, int, int]]:

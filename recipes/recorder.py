@@ -225,7 +225,8 @@ class Recorder:
         if self._board is None or not self._to_show:
             return
         # As floats, which the board stretches to the whole range: not every dataset uses it.
-        self._board.add_images(batch.images[: self._to_show].astype(np.float32))
+        images = np.asarray(batch.images[: self._to_show])  # loader=dali has them on the device
+        self._board.add_images(images.astype(np.float32))
         self._to_show = 0
 
 

@@ -6,6 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recipes.data.loader import Batch
 from recipes.telemetry import MetricsLog
 
@@ -57,5 +59,5 @@ def checksums(batch: Batch) -> list[int]:
     """CRC-32 of each sample: its pixels in order, then its label as an int64."""
     return [
         zlib.crc32(label.tobytes(), zlib.crc32(image.tobytes()))
-        for image, label in zip(batch.images, batch.labels, strict=True)
+        for image, label in zip(np.asarray(batch.images), batch.labels, strict=True)
     ]

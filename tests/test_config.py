@@ -216,7 +216,7 @@ def test_what_is_no_topology_gets_no_such_remedy(choice: str) -> None:
 CHOICE_KEYS = [
     *("task.name", "dataset.name", "dataset.on_corrupt", "model.stem", "model.data_format"),
     *("amp.level", "amp.dtype", "optimizer.name", "schedule.name", "device", "dtype"),
-    *("network.name", "prepare.format", "prepare.chroma"),
+    *("network.name", "loader", "prepare.format", "prepare.chroma"),
 ]
 
 
@@ -237,6 +237,7 @@ POSITIVE = [
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),
     *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts", "prepare.short_side"),
+    "dataset.cutout",
 ]
 BELOW_ONE = ["label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2"]
 
@@ -311,6 +312,8 @@ def test_all_mistakes_are_named_at_once() -> None:
 CUDA_0 = Machine(visible=(), nvidia_driver=True, paddle_for_gpu=True)
 CUDA_2 = Machine(visible=("3", "5"), nvidia_driver=True, paddle_for_gpu=True)
 NO_DRIVER = Machine(visible=None, nvidia_driver=False, paddle_for_gpu=True)
+DALI = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=True, has_dali=True)
+PHOTOS = "dataset=imagenet dataset.path=/data"
 NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
 
 
@@ -339,6 +342,14 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ("dataset=synthetic dataset.eval_size=null", CPU, "dataset=synthetic needs", "eval_size"),
         ("topology=1x4", CUDA_2, "CUDA_VISIBLE_DEVICES=3,5 shows 2", "topology.devices=2"),
         ("topology.node_rank=1", CPU, "topology.node_rank=1, but topology 1x1", "nodes 0 to 0"),
+        ("loader=turbojpeg", CPU, "loader=turbojpeg decodes photographs, but digits is", "auto"),
+        ("loader=turbojpeg dataset=synthetic", CPU, "synthetic is made on the fly", "loader=auto"),
+        ("loader=dali dataset=cifar10", DALI, "cifar10 is held in memory", "loader=auto"),
+        (f"loader=dali {PHOTOS}", CPU, "loader=dali decodes on a GPU", "loader=turbojpeg"),
+        (f"loader=dali {PHOTOS} device=cpu", DALI, "decodes on a GPU", "loader=turbojpeg"),
+        (f"loader=dali {PHOTOS}", GPU, "loader=dali: NVIDIA DALI is not installed", "turbojpeg"),
+        (f"dataset.cutout=8 {PHOTOS}", CPU, "dataset.cutout=8 is an augmentation of", "cutout=0"),
+        ("dataset.cutout=8 dataset=synthetic", CPU, "not of synthetic", "dataset.cutout=0"),
         ("batch_size=null", CPU, "both null", "set one of them"),
         (
             "batch_size=32 global_batch_size=100 topology=1x4",
@@ -369,6 +380,10 @@ def test_impossible_combinations(
         ("dtype=float64", CPU),
         ("dtype=float64 device=cpu", GPU),
         ("device=auto", CUDA_0),
+        (f"loader=dali {PHOTOS}", DALI),
+        (f"loader=turbojpeg {PHOTOS}", CPU),
+        (f"loader=paddle dataset.workers=8 {PHOTOS}", CPU),
+        ("loader=paddle dataset=cifar10 dataset.cutout=8", CPU),
         ("task=evaluate checkpoint=x", CPU),
     ],
 )
@@ -395,6 +410,27 @@ def test_visible_devices(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert Machine.this().visible == visible
     assert Machine(visible, True, True).has_gpu == (visible != ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loader"),
+    [
+        ("dataset=digits", "memory"),
+        ("dataset=cifar10 dataset.workers=3", "memory"),
+        (PHOTOS, "turbojpeg"),
+        ("dataset=synthetic", "paddle"),
+        (f"{PHOTOS} loader=dali", "dali"),
+        ("dataset=digits loader=paddle", "paddle"),
+    ],
+)
+def test_the_loader_suits_the_data(overrides: str, loader: str) -> None:
+    assert config.chosen_loader(made(*overrides.split(), machine=DALI)) == loader
+
+
+def test_this_machine_is_asked_for_dali(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (None, object()):
+        monkeypatch.setattr("importlib.util.find_spec", lambda *_, found=found: found)
+        assert Machine.this().has_dali == (found is not None)
 
 
 # --- batch sizes

@@ -524,6 +524,8 @@ def test_free_memory_heeds_the_container_s_limit(tmp_path: Path, version: int) -
 def test_shared_memory_says_what_the_loader_would() -> None:
     assert facts.shared_memory(config())["problem"] is None
     greedy = config(dataset__workers=10**6, dataset__image_size=1000)
+    assert facts.shared_memory(greedy)["problem"] is None  # data in memory needs no processes
+    greedy.loader = "paddle"
     told = facts.shared_memory(greedy)
     assert "MiB in /dev/shm" in told["problem"]
     assert "--shm-size" in told["remedy"]

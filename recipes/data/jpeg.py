@@ -100,8 +100,9 @@ def decode_random_crop(
     if frame is not None:
         box = choose_crop(uniforms[1:], frame.height, frame.width)
         try:
-            part, frame, moved = _cut_out(content, frame, box)
-            image, scale = _decode_above(part, frame, moved, len(out), scratch)
+            scale = _scale(box, len(out))
+            part, frame, moved = _cut_out(content, frame, box, scale)
+            image = _decode_above(part, frame, moved, scale, scratch)
         except ValueError:
             pass  # Pillow judges
         else:
@@ -112,11 +113,25 @@ def decode_random_crop(
     out[...] = random_resized_crop(decode(content, name), len(out), uniforms)
 
 
+def _scale(box: Box, side: int) -> int:
+    """By how much smaller a JPEG may be decoded: the box keeps at least `side` on each side."""
+    shrunk = min(box.height, box.width) // side
+    return next((scale for scale in _SCALES if scale <= shrunk), 1)
+
+
 def _cut_out(
-    content: bytes | memoryview, frame: Frame, box: Box
+    content: bytes | memoryview, frame: Frame, box: Box, scale: int
 ) -> tuple[bytes | bytearray | memoryview, Frame, Box]:
     """Of a JPEG in tiles, those that the box lies in: a smaller JPEG and the box in it."""
-    part = cut(content, _segments(memoryview(content)), box) if frame.tiled else None
+    if not frame.tiled:
+        return content, frame, box
+    # Where the colours of a smaller image are smoothed, the pixels around the box count.
+    rim = 0 if scale == 1 else 2 * scale
+    top, left = max(0, box.top - rim), max(0, box.left - rim)
+    bottom = min(frame.height, box.top + box.height + rim)
+    right = min(frame.width, box.left + box.width + rim)
+    whole = Box(top, left, bottom - top, right - left)
+    part = cut(content, _segments(memoryview(content)), whole)
     if part is None:
         return content, frame, box
     frame = frame._replace(height=part.height, width=part.width)
@@ -124,18 +139,13 @@ def _cut_out(
 
 
 def _decode_above(
-    content: bytes | bytearray | memoryview, frame: Frame, box: Box, side: int, scratch: Scratch
-) -> tuple[Image, int]:
-    """A JPEG down to the lower edge of the box, and by how much it is smaller than it was.
-
-    It is decoded to as few pixels as give the box no fewer than `side` on each side.
-    """
+    content: bytes | bytearray | memoryview, frame: Frame, box: Box, scale: int, scratch: Scratch
+) -> Image:
+    """A JPEG down to the lower edge of the box, at a `scale`th of its size."""
     rows = frame.height
     if frame.rows_in_order:
         rows = min(rows, -(-(box.top + box.height) // _BLOCK) * _BLOCK)
     lowered = rows < frame.height
-    shrunk = min(box.height, box.width) // side
-    scale = next((scale for scale in _SCALES if scale <= shrunk), 1)
     height, width = -(-rows // scale), -(-frame.width // scale)
     image: Image = simplejpeg.decode_jpeg(
         _lower(content, frame, rows) if lowered else content,
@@ -147,7 +157,7 @@ def _decode_above(
         buffer=scratch.of(height * width * 3),
         strict=not lowered,
     )
-    return image, scale
+    return image
 
 
 def _sample(image: Image, box: Box, scale: int, out: Image) -> None:

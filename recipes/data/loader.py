@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recipes.config import Config, UserError, chosen_loader
 from recipes.data.arrays import ArrayDataset, BatchesAtOnce
 from recipes.data.base import Arrays, ImageDataset, Stream, stack
+from recipes.data.dali import DaliPipeline
 from recipes.data.decoding_threads import DecodingThreads
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import Plan, SampleKey, evaluation_batches
@@ -32,7 +33,7 @@ _MOST_THREADS = 16
 class Batch(NamedTuple):
     """A micro-batch of b training samples."""
 
-    images: NDArray[np.uint8]  # [b, image_size, image_size, 3], RGB
+    images: NDArray[np.uint8]  # [b, image_size, image_size, 3], RGB; loader=dali: a GPU tensor
     labels: NDArray[np.int64]  # [b]
     indices: NDArray[np.int64]  # [b], the samples asked for
     sources: NDArray[np.int64]  # [b], the samples delivered
@@ -143,7 +144,11 @@ def _read(dataset: ImageDataset, keys: Iterable[list[SampleKey]], config: Config
         return BatchesAtOnce(dataset, keys)
     if loader in ("turbojpeg", "dali"):
         assert isinstance(dataset, PhotoDataset)
-        return DecodingThreads(dataset, keys, decoding_threads(config), prefetch)
+        threads = decoding_threads(config)
+        # Without augmentation images are decoded exactly, so that scores do not depend on `loader`.
+        if loader == "dali" and dataset.augment:
+            return DaliPipeline(dataset, keys, threads, prefetch)
+        return DecodingThreads(dataset, keys, threads, prefetch)
     if workers == 0:
         return _InRank(dataset, keys)
     return WorkerProcesses(dataset, keys, workers, prefetch)

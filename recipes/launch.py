@@ -366,9 +366,13 @@ def prepare_dataset(config: Config) -> None:
     from recipes.data.preparation import prepare_or_verify
 
     unit = "MiB" if config.prepare.verify else "image"
-    prepare_or_verify(
-        config, TerminalDisplay(unit) if sys.stdout.isatty() else NoDisplay(), _log.info
-    )
+    display: StepDisplay = TerminalDisplay(unit) if sys.stdout.isatty() else NoDisplay()
+    try:
+        prepare_or_verify(config, display, _log.info)
+    except Interrupted:
+        if not config.prepare.verify:
+            _log.info("what is prepared stays: the same command goes on where this one ended")
+        raise
 
 
 def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:

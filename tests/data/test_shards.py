@@ -21,6 +21,7 @@ from recipes.config import DatasetConfig, UserError
 from recipes.data import build, prepare
 from recipes.data.base import ImageDataset
 from recipes.data.conversion import Conversion
+from recipes.data.decoding_threads import DecodingThreads
 from recipes.data.photographs import PhotoDataset
 from recipes.data.preparation import Preparation, prepare_shards
 from recipes.data.prepared import ShardDataset
@@ -127,6 +128,18 @@ def test_images_are_views_of_the_mapped_shards(made: Path) -> None:
 
 def samples(dataset: ImageDataset) -> list[bytes]:
     return [dataset[1, index].image.tobytes() for index in range(len(dataset))]
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_decoding_threads_give_the_samples_of_the_dataset(made: Path, split: str) -> None:
+    dataset = opened(made, split)
+    keys = [[(2, index) for index in range(len(dataset))]]
+    batch = next(DecodingThreads(dataset, keys, threads=2, prefetch=1))
+    expected = [dataset[2, index] for index in range(len(dataset))]
+    assert batch.labels.tolist() == [sample.label for sample in expected]
+    difference = np.abs(batch.images.astype(int) - [sample.image for sample in expected])
+    exact = split == "eval" or read_manifest(made).settings["format"] == "raw"
+    assert difference.max() == 0 if exact else difference.mean() < 12
 
 
 def test_threads_may_read_at_once(made: Path) -> None:

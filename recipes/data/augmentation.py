@@ -100,8 +100,9 @@ def shift_batch(
     mirrored = batch[choices.flip]
     if mirrored.size:
         # One call for all: the images stand one below the other.
-        rows = cv2.flip(mirrored.reshape(-1, width, mirrored.shape[-1]), 1)
-        batch[choices.flip] = rows.reshape(mirrored.shape)
+        rows = mirrored.reshape(-1, width, mirrored.shape[-1])
+        cv2.flip(rows, 1, dst=rows)
+        batch[choices.flip] = mirrored
     return batch
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.data.randomness import sample_rng, sample_uniforms
@@ -35,12 +35,24 @@ def test_first_numbers_are_uniform_over_samples() -> None:
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.025
 
 
-@given(words, words, st.lists(words, max_size=6), st.integers(0, 45))
+@settings(deadline=None)
+@given(words, words, st.lists(words, max_size=6), st.sampled_from([1, 22, 50]), st.integers(0, 45))
 def test_numbers_for_a_batch_are_those_of_its_samples(
-    seed: int, epoch: int, indices: list[int], count: int
+    seed: int, epoch: int, some: list[int], times: int, count: int
 ) -> None:
+    indices = [(index + shift) % 2**64 for index in some for shift in range(times)]
     uniforms = sample_uniforms(seed, epoch, indices, count)
     assert uniforms.shape == (len(indices), count)
     assert uniforms.dtype == np.float64
     for row, index in zip(uniforms, indices, strict=True):
         assert row.tobytes() == sample_rng(seed, epoch, index).random(count).tobytes()
+
+
+@settings(deadline=None)
+@given(words, words, st.lists(words, min_size=128, max_size=140), st.integers(0, 8))
+def test_numbers_drawn_together_are_those_of_each_sample(
+    seed: int, epoch: int, indices: list[int], count: int
+) -> None:
+    uniforms = sample_uniforms(seed, epoch, indices, count)
+    alone = [sample_rng(seed, epoch, index).random(count) for index in indices]
+    assert uniforms.tobytes() == np.stack(alone).tobytes()

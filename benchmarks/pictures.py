@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from recipes.data.cifar10 import FOLDER, IMAGE_SHAPE, META_FILE, NUM_CLASSES, TRAIN_FILES
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 92  # ImageNet's most common size, about 55 KB a file
-NOISE = 3.5  # standard deviation of a camera's, on the scale of 0 .. 255
-COARSE = 5.0  # the same of a grain five pixels wide
+NOISE = 3.0  # standard deviation of a camera's, on the scale of 0 .. 255
 CLASSES = 10
 CIFAR_BATCH = 10_000
 
@@ -30,7 +29,7 @@ def photograph(number: int) -> NDArray[np.uint8]:
     rng = np.random.default_rng([number, HEIGHT, WIDTH])
     source = _SOURCES[number % len(_SOURCES)]
     height, width = source.shape[:2]
-    scale = rng.uniform(1.0, 1.6) * max(HEIGHT / height, WIDTH / width)
+    scale = rng.uniform(1.2, 3.0) * max(HEIGHT / height, WIDTH / width)
     turn = cv2.getRotationMatrix2D((width / 2, height / 2), rng.uniform(-8, 8), scale)
     spare = (scale * width - WIDTH) / 2, (scale * height - HEIGHT) / 2
     turn[:, 2] += [
@@ -41,8 +40,7 @@ def photograph(number: int) -> NDArray[np.uint8]:
         source, turn, (WIDTH, HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
     ).astype(np.float32)
     toned = view * rng.uniform(0.75, 1.2, 3).astype(np.float32) + np.float32(rng.uniform(-15, 15))
-    grain = rng.normal(0, COARSE, (HEIGHT // 5, WIDTH // 5, 3)).astype(np.float32)
-    toned += cv2.resize(grain, (WIDTH, HEIGHT)) + rng.normal(0, NOISE, view.shape)
+    toned += rng.normal(0, NOISE, view.shape)
     clipped: NDArray[np.uint8] = toned.clip(0, 255).astype(np.uint8)
     return clipped if rng.random() < 0.5 else np.ascontiguousarray(clipped[:, ::-1])
 

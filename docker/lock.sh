@@ -76,6 +76,11 @@ compile requirements-cpu.lock requirements-cpu.in --constraint requirements.lock
 compile requirements-dev.lock "requirements.in requirements-cpu.in requirements-dev.in" \
     --constraint requirements.lock
 
+# What is in .venv already is taken from there.
+shared=()
+for name in $(names requirements.lock); do shared+=(--no-emit-package "$name"); done
+compile requirements-bench.lock requirements-bench.in --constraint requirements.lock "${shared[@]}"
+
 for variant in cu126 cu129; do
     if ! answers "$PADDLE_INDEX/$variant/" 2>"$scratch/answer"; then
         echo "lock: requirements-$variant.lock left as it is: Paddle's index for $variant does not" \
@@ -83,8 +88,6 @@ for variant in cu126 cu129; do
             "PADDLE_INDEX to a mirror."
         continue
     fi
-    shared=()
-    for name in $(names requirements.lock); do shared+=(--no-emit-package "$name"); done
     compile "requirements-$variant.lock" "requirements-$variant.in" --constraint requirements.lock \
         --index "$PADDLE_INDEX/$variant/" --index-strategy unsafe-best-match "${shared[@]}"
 done

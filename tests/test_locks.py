@@ -60,10 +60,15 @@ def find_disagreements(folder: Path) -> list[str]:
         ("requirements-build.lock", "requirements.lock"),
     ]:
         found += _check_subset(locks[small], locks[large])
+    dali = set(locks["requirements-bench.lock"].pins)
     for name in locks.keys() & {"requirements-cu126.lock", "requirements-cu129.lock"}:
         others = {n for n in locks[name].pins if n != "paddlepaddle-gpu" and "nvidia" not in n}
-        if others:
-            found.append(f"{name} holds more than Paddle and CUDA: {sorted(others)}")
+        if others - dali:
+            found.append(f"{name} holds more than Paddle, CUDA and DALI: {sorted(others - dali)}")
+    repeated = dali & set(locks["requirements.lock"].pins)
+    if repeated:
+        found.append(f"requirements-bench.lock repeats {sorted(repeated)}: {REMEDY}")
+    found += _check_dali(folder)
     return found
 
 
@@ -106,6 +111,17 @@ def _check_requirements(lock: Lock, folder: Path) -> list[str]:
                     f" {requirement.specifier}: {REMEDY}"
                 )
     return found
+
+
+def _check_dali(folder: Path) -> list[str]:
+    """All inputs that name NVIDIA DALI name the same version."""
+    named = {
+        path.name: str(requirement.specifier)
+        for path in sorted(folder.glob("requirements*.in"))
+        for requirement in read_requirements(path)
+        if requirement.name.startswith("nvidia-dali")
+    }
+    return [f"NVIDIA DALI has several versions: {named}"] if len(set(named.values())) > 1 else []
 
 
 def _check_subset(small: Lock, large: Lock) -> list[str]:
@@ -187,5 +203,19 @@ def test_new_input_without_lock_is_found(copy: Path) -> None:
 def test_gpu_lock_with_another_package_is_found(copy: Path) -> None:
     text = (copy / "requirements-build.lock").read_text("utf-8")
     (copy / "requirements-cu126.lock").write_text(text, "utf-8")
-    expected = "requirements-cu126.lock holds more than Paddle and CUDA: ['setuptools']"
+    expected = "requirements-cu126.lock holds more than Paddle, CUDA and DALI: ['setuptools']"
     assert expected in find_disagreements(copy)
+
+
+def test_versions_of_dali_that_differ_are_found(copy: Path) -> None:
+    edit(copy / "requirements-cu129.in", "nvidia-dali-cuda120==2.4.0", "nvidia-dali-cuda120==2.5.0")
+    found = find_disagreements(copy)
+    assert any(problem.startswith("NVIDIA DALI has several versions") for problem in found)
+
+
+def test_a_benchmark_package_that_the_environment_has_is_found(copy: Path) -> None:
+    entries = ENTRY.finditer((copy / "requirements.lock").read_text("utf-8"))
+    numpy = next(entry for entry in entries if entry["name"] == "numpy")
+    with (copy / "requirements-bench.lock").open("a", encoding="utf-8") as file:
+        file.write(numpy[0] + "\n")
+    assert "requirements-bench.lock repeats ['numpy']: run `make lock`" in find_disagreements(copy)

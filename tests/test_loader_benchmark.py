@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from benchmarks import loaders, pictures
+from benchmarks import loaders, pictures, prepared
 from benchmarks.loaders import Measuring, Row, render
 from recipes.config import UserError
 
@@ -44,9 +44,12 @@ def test_every_side_loads_every_image_once_an_epoch(
     tmp_path: Path, archive: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaders, "PHOTO_WORKERS", 0)  # no processes that would outlive the test
-    photographs = "photographs" in name or "DataLoader" in name
+    monkeypatch.setattr(loaders, "PHOTO_BATCH", 4)
+    photographs = any(word in name for word in ("photographs", "DataLoader", "prepared"))
     if photographs:
         pictures.make_photographs(tmp_path, 6)
+    if name in prepared.SIDES:
+        prepared.make_prepared(tmp_path, name, prepared.SIDES[name])
     epoch = 6 if photographs else 1500
     batches = loaders._SIDES[name](tmp_path if photographs else archive)
     count = 0
@@ -88,8 +91,8 @@ def test_sides_are_measured_in_turn_in_processes_of_their_own(
 ) -> None:
     monkeypatch.setattr(loaders, "WARM_UP_SECONDS", 0.01)
     measuring = Measuring(tmp_path, repetitions=2, seconds=0.02)
-    rates = loaders._measure(["cifar10"], archive, 1, measuring)
+    rates = loaders.measure(["cifar10"], archive, 1, measuring)
     assert len(rates["cifar10"]) == 2
     assert min(rates["cifar10"]) > 100
     with pytest.raises(RuntimeError, match="the side 'cifar10' ended"):
-        loaders._measure(["cifar10"], tmp_path / "gone", 1, measuring)
+        loaders.measure(["cifar10"], tmp_path / "gone", 1, measuring)

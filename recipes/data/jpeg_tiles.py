@@ -43,7 +43,8 @@ class _Grid(NamedTuple):
     size_at: int  # where height and width stand in the file, two bytes each
     tile_height: int
     tile_width: int
-    begins: NDArray[np.int64]  # [rows, columns], of each tile's data
+    start: int  # of the first tile's data; what is before it is the header
+    begins: NDArray[np.int64]  # [tiles + 1], of each tile's data, row by row
     ends: NDArray[np.int64]  # [rows, columns], where the marker after each stands
 
 
@@ -79,18 +80,19 @@ def cut(
     height = min(last_row * grid.tile_height, grid.height) - top
     width = min(last_column * grid.tile_width, grid.width) - left
 
-    begins = grid.begins[first_row:last_row, first_column]
+    # Each row of tiles comes with the marker behind it.
     markers = grid.ends[first_row:last_row, first_column:last_column]
-    header = int(grid.begins[0, 0])
+    before = np.arange(first_row, last_row) * grid.ends.shape[1] + first_column
+    begins, ends = grid.begins[before], markers[:, -1] + 2
     view = memoryview(content)
-    rows = zip(begins.tolist(), (markers[:, -1] + 2).tolist(), strict=True)
-    part = bytearray().join([view[:header], *(view[begin:end] for begin, end in rows)])
+    rows = zip(begins.tolist(), ends.tolist(), strict=True)
+    part = bytearray().join([view[: grid.start], *(view[begin:end] for begin, end in rows)])
     part[grid.size_at : grid.size_at + 4] = (height << 16 | width).to_bytes(4, "big")
 
-    # Each row comes with the marker behind it; they are numbered anew, and the last one ends it.
-    lengths = markers[:, -1] + 2 - begins
-    moved = header + np.cumsum(lengths) - lengths - begins
-    places = (markers + moved[:, None]).ravel() + 1
+    # The markers are numbered anew, and the last one becomes the end.
+    lengths = ends - begins
+    moved = grid.start + 1 + np.cumsum(lengths) - ends
+    places = (markers + moved[:, None]).ravel()
     np.frombuffer(part, np.uint8)[places] = _FIRST_RESTART + np.arange(len(places)) % _RESTARTS
     part[-2:] = _END_OF_IMAGE
     return Cut(part, top, left, height, width)
@@ -126,13 +128,16 @@ def _read_grid(
     ends = _markers(content, start)
     if len(ends) != rows * columns:
         return None
+    begins = np.empty(len(ends) + 1, np.int64)
+    begins[0], begins[1:] = start, ends + 2
     return _Grid(
         height=height,
         width=width,
         size_at=frame + 1,
         tile_height=block_height,
         tile_width=block_width * interval,
-        begins=np.concatenate([[start], ends[:-1] + 2]).reshape(rows, columns),
+        start=start,
+        begins=begins,
         ends=ends.reshape(rows, columns),
     )
 

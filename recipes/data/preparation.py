@@ -280,22 +280,29 @@ def _finished(preparation: Preparation, order: Order) -> Manifest | None:
 
 
 def _refuse_other_order(output: Path, theirs: Order, ours: Order) -> None:
-    differences = [
-        f"  {name}: {before.get(key)} there, {value} now"
-        for name, before, now in (
-            ("prepare", theirs.settings, ours.settings),
-            ("source", theirs.source, ours.source),
-            ("package", theirs.made_with, ours.made_with),
-        )
-        for key, value in now.items()
-        if before.get(key) != value
-        for name in [f"{name}.{key}"]
-    ]
+    differences = []
+    for name, before, now in (
+        ("prepare", theirs.settings, ours.settings),
+        ("source", theirs.source, ours.source),
+        ("package", theirs.made_with, ours.made_with),
+    ):
+        differences += [
+            f"  {name}.{key}: {_shown(before.get(key))} there, {_shown(value)} now"
+            for key, value in now.items()
+            if before.get(key) != value
+        ]
     if differences:
         raise UserError(
             f"{output} holds what was prepared in another way:\n" + "\n".join(differences),
             "use the same settings and source, choose another prepare.output, or remove the folder",
         )
+
+
+def _shown(value: Any) -> str:
+    """A setting, or the facts of a listing, in a message."""
+    if isinstance(value, dict):
+        return f"{value['images']} images (names and labels {value['listing'][:12]})"
+    return str(value)
 
 
 @contextlib.contextmanager

@@ -310,7 +310,7 @@ def test_another_source_on_one_output_is_refused(tmp_path: Path) -> None:
     source = folder(tmp_path / "images", 2, 2)
     prepare(task(source, tmp_path / "out"))
     (source / "train" / "a" / "0.png").rename(source / "train" / "a" / "new.png")
-    with pytest.raises(UserError, match=r"source\.train: ") as error:
+    with pytest.raises(UserError, match=r"source\.train: 6 images \(names and labels ") as error:
         prepare(task(source, tmp_path / "out"))
     assert "prepared in another way" in error.value.message
 

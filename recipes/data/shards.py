@@ -52,7 +52,7 @@ ROW = np.dtype(
     ]
 )
 
-AGAIN = "copy the prepared dataset again, or make it again with task=prepare"
+AGAIN = "copy the prepared dataset again, or remove it and make it again with task=prepare"
 
 SHOWN = 8  # findings listed in one message
 

@@ -112,7 +112,7 @@ def cifar10_row(measuring: Measuring) -> Row:
         make_cifar10(archive)
     peers = ["paddle.vision, cv2", "paddle.vision, pil"]
     names = ["cifar10", "cifar10 normalised", *peers, "paddle.vision, cv2, arrays"]
-    rates = _measure(names, archive, 1, measuring)
+    rates = measure(names, archive, 1, measuring)
     peer = max(peers, key=lambda name: statistics.median(rates[name]))
     besides = {"ours, normalised": rates[names[1]]}
     besides |= {name: rates[name] for name in names[2:] if name != peer}
@@ -121,7 +121,7 @@ def cifar10_row(measuring: Measuring) -> Row:
 
 def paddleclas_row(measuring: Measuring) -> Row:
     """Photographs on two cores, against cv2 in the worker processes of Paddle's loader."""
-    rates = _measure(
+    rates = measure(
         ["photographs", "photographs normalised", "cv2 and DataLoader"],
         _photographs(measuring),
         PHOTO_WORKERS,
@@ -139,22 +139,38 @@ def dali_row(measuring: Measuring) -> Row:
     Raises:
         UserError: DALI is not there.
     """
-    if not (measuring.dali / "nvidia" / "dali").is_dir():
-        raise UserError(
-            f"{measuring.dali}: NVIDIA DALI is not there",
-            f"pip install --target {measuring.dali} --no-deps --require-hashes "
-            "-r docker/requirements-bench.lock, or --dali FOLDER",
-        )
-    rates = _measure(["photographs", "DALI"], _photographs(measuring), PHOTO_WORKERS, measuring)
+    check_dali(measuring.dali)
+    rates = measure(["photographs", "DALI"], _photographs(measuring), PHOTO_WORKERS, measuring)
     peer = f"DALI on CPU, {PHOTO_WORKERS} threads"
     ours, peers = rates.values()
     return Row(f"JPEG files, {PHOTO_WORKERS} cores", peer, ours, peers, 1.5)
+
+
+def _prepared_row(measuring: Measuring) -> Row:
+    from benchmarks.prepared import prepared_row  # which imports this module
+
+    return prepared_row(measuring)
+
+
+def check_dali(folder: Path) -> None:
+    """See that a folder of packages has NVIDIA DALI.
+
+    Raises:
+        UserError: it has not.
+    """
+    if not (folder / "nvidia" / "dali").is_dir():
+        raise UserError(
+            f"{folder}: NVIDIA DALI is not there",
+            f"pip install --target {folder} --no-deps --require-hashes "
+            "-r docker/requirements-bench.lock, or --dali FOLDER",
+        )
 
 
 ROWS: dict[str, Callable[[Measuring], Row]] = {
     "cifar10": cifar10_row,
     "paddleclas": paddleclas_row,
     "dali": dali_row,
+    "prepared": _prepared_row,
 }
 
 
@@ -188,7 +204,7 @@ def _photographs(measuring: Measuring) -> Path:
 # --- measuring sides in turn
 
 
-def _measure(
+def measure(
     names: Sequence[str], data: Path, cores: int, measuring: Measuring
 ) -> dict[str, list[float]]:
     """Images a second of each side, one value for each repetition, in turns."""
@@ -281,12 +297,12 @@ def _our_cifar10(archive: Path, normalised: bool = False) -> Iterator[int]:
 
 
 def _our_photographs(root: Path, normalised: bool = False) -> Iterator[int]:
-    from recipes.data.imagenet import FolderDataset
+    from recipes.data import build
 
     config = DatasetConfig(
         name="imagenet", path=str(root), image_size=IMAGE_SIZE, workers=PHOTO_WORKERS
     )
-    dataset = FolderDataset(config, "train", 0)
+    dataset = build(config, "train", 0)
     return _ours(dataset, Config(dataset=config), PHOTO_BATCH, normalised)
 
 
@@ -408,6 +424,8 @@ _SIDES: dict[str, Callable[[Path], Iterator[int]]] = {
     "paddle.vision, cv2, arrays": lambda data: _paddle_vision(data, "cv2", tensors=False),
     "photographs": _our_photographs,
     "photographs normalised": lambda data: _our_photographs(data, normalised=True),
+    "prepared": lambda data: _our_photographs(data / "prepared" / "prepared"),
+    "prepared raw": lambda data: _our_photographs(data / "prepared" / "prepared raw"),
     "cv2 and DataLoader": _cv2_and_data_loader,
     "DALI": _dali,
 }

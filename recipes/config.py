@@ -36,7 +36,7 @@ from recipes.topology import Topology
 # The one key that may hold any others.
 _OPEN = "model.arguments"
 
-TASKS = ("train", "evaluate", "benchmark", "preflight", "smoke")
+TASKS = ("train", "evaluate", "benchmark", "preflight", "prepare", "smoke")
 # bench-… are the tables of `make bench`, beside the records.
 _RECORD_NAME = re.compile(r"(?!bench-)\w[\w.-]*", re.ASCII)
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
@@ -113,6 +113,20 @@ class DatasetConfig:
     max_skipped: int = 100  # with skip: more than this many on one rank end the run
     train_size: int | None = None  # synthetic: images an epoch
     eval_size: int | None = None  # synthetic: images an evaluation
+
+
+@dataclass
+class PrepareConfig:
+    """task=prepare: a folder of images (dataset.path) to a prepared dataset, or its check."""
+
+    output: str | None = None  # the folder to make
+    short_side: int = 320  # pixels; larger images are reduced to it; 0: none is
+    format: str = "jpeg"  # jpeg, raw (pixels: larger, and no decoding in training)
+    quality: int = 90  # of JPEGs that are encoded anew, 1 to 100
+    chroma: str = "source"  # source, 420: colour resolution of those JPEGs
+    shard_mib: float = 512.0  # size of a shard in MiB
+    workers: int | None = None  # threads; null: one per core
+    verify: bool = False  # check every byte of the prepared dataset at dataset.path instead
 
 
 @dataclass
@@ -227,6 +241,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     amp: AmpConfig = field(default_factory=AmpConfig)
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
@@ -486,6 +501,8 @@ def _choices(config: Config) -> Iterator[str]:
         "task.name": (config.task.name, TASKS),
         "dataset.name": (config.dataset.name, DATASETS),
         "dataset.on_corrupt": (config.dataset.on_corrupt, ("fail", "skip")),
+        "prepare.format": (config.prepare.format, ("jpeg", "raw")),
+        "prepare.chroma": (config.prepare.chroma, ("source", "420")),
         "model.stem": (config.model.stem, ("auto", "imagenet", "cifar")),
         "model.data_format": (config.model.data_format, ("NCHW", "NHWC")),
         "amp.level": (config.amp.level, ("off", "O1", "O2")),
@@ -525,6 +542,9 @@ def _ranges(config: Config) -> Iterator[str]:
         "dataset.prefetch": config.dataset.prefetch,
         "dataset.train_size": config.dataset.train_size,
         "dataset.eval_size": config.dataset.eval_size,
+        "prepare.quality": config.prepare.quality,
+        "prepare.shard_mib": config.prepare.shard_mib,
+        "prepare.workers": config.prepare.workers,
         "model.num_classes": config.model.num_classes,
         "optimizer.clip_norm": config.optimizer.clip_norm,
         "optimizer.epsilon": config.optimizer.epsilon,
@@ -549,6 +569,7 @@ def _ranges(config: Config) -> Iterator[str]:
         "dataset.workers": config.dataset.workers,
         "dataset.cutout": config.dataset.cutout,
         "dataset.max_skipped": config.dataset.max_skipped,
+        "prepare.short_side": config.prepare.short_side,
         "log.images": config.log.images,
         "restarts": config.restarts,
         "optimizer.base_lr": config.optimizer.base_lr,
@@ -560,6 +581,8 @@ def _ranges(config: Config) -> Iterator[str]:
     for key, number in not_negative.items():
         if not 0 <= number < math.inf:
             yield f"{key}={number} must be a number that is not negative"
+    if config.prepare.quality > 100:
+        yield f"prepare.quality={config.prepare.quality} must be at most 100"
     if config.seed >= 2**64:
         yield f"seed={config.seed} must be below 2**64"
     if not 0 <= config.schedule.final_lr_factor <= 1:
@@ -625,6 +648,8 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
         config.dataset.train_size and config.dataset.eval_size and config.dataset.num_classes
     ):
         yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
+    if config.task.name == "prepare":
+        yield from _preparation(config)
     yield from _loading(config, machine)
     node_rank = config.topology.node_rank
     if node_rank is not None and not 0 <= node_rank < config.topology.nodes:
@@ -664,6 +689,25 @@ def _loop_options(config: Config, gpu: bool) -> Iterator[str]:
             f"optimizer.fused=true: Paddle has no fused {config.optimizer.name} for "
             f"{config.dtype}, only momentum for float32 and 16 bits\n"
             "  remedy: optimizer.fused=false"
+        )
+
+
+def _preparation(config: Config) -> Iterator[str]:
+    if config.dataset.name != "imagenet":
+        yield (
+            f"task=prepare reads folders of images, which dataset={config.dataset.name} is not\n"
+            "  remedy: dataset=imagenet dataset.path=FOLDER"
+        )
+    if config.topology.nodes > 1:
+        yield (
+            f"task=prepare runs on one machine, but topology {config.shape} has "
+            f"{config.topology.nodes}\n  remedy: topology=1x1, and copy the result to the others"
+        )
+    if config.prepare.verify == (config.prepare.output is not None):
+        yield (
+            "task=prepare needs prepare.output, or prepare.verify=true, and not both\n"
+            "  remedy: prepare.output=FOLDER makes a prepared dataset of the images in "
+            "dataset.path; prepare.verify=true checks the prepared dataset in dataset.path"
         )
 
 

@@ -215,6 +215,10 @@ class Job:
             self._preflight()
             if self.config.task.name == "preflight":
                 return
+            if self.config.task.name == "prepare":
+                prepare_dataset(self.config)
+                self._leave_result("completed")
+                return
             prepare(self.config)
             # One node may download for longer than the ranks of another would wait for it.
             self._line.exchange("the data", True, self.config.deadlines.prepare)
@@ -353,6 +357,24 @@ def prepare(config: Config) -> None:
     """Download what the ranks will read, once, before there are any."""
     data.prepare(config.dataset, _log.info)
     models.fetch_pretrained(config.model)
+
+
+def prepare_dataset(config: Config) -> None:
+    """Run ``task=prepare``, in this process and without Paddle.
+
+    Raises:
+        UserError: with the file and the remedy; what is done stays done.
+    """
+    from recipes.data.preparation import prepare_or_verify
+
+    unit = "MiB" if config.prepare.verify else "image"
+    display: StepDisplay = TerminalDisplay(unit) if sys.stdout.isatty() else NoDisplay()
+    try:
+        prepare_or_verify(config, display, _log.info)
+    except Interrupted:
+        if not config.prepare.verify:
+            _log.info("what is prepared stays: the same command goes on where this one ended")
+        raise
 
 
 def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:

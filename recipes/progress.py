@@ -39,9 +39,13 @@ class NoDisplay:
 
 
 class TerminalDisplay:
-    """A progress bar below the log lines."""
+    """A progress bar below the log lines.
 
-    def __init__(self) -> None:
+    Args:
+        unit: what is counted.
+    """
+
+    def __init__(self, unit: str = "step") -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -54,7 +58,7 @@ class TerminalDisplay:
 
         # No thread of its own: it redraws when a step or a line comes.
         self._bars = Progress(
-            TextColumn("step"),
+            TextColumn(unit),
             MofNCompleteColumn(),
             BarColumn(),
             TimeElapsedColumn(),

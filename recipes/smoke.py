@@ -227,9 +227,8 @@ def _train(config: Config, train_set: ImageDataset, place: Place) -> tuple[Array
     """
     assert config.global_batch_size is not None
     shared = place.world_size > 1
-    plan = data.Plan(
-        len(train_set), config.global_batch_size, config.seed, place.rank, place.world_size
-    )
+    global_batch = min(config.global_batch_size, len(train_set))  # there may be many ranks
+    plan = data.Plan(len(train_set), global_batch, config.seed, place.rank, place.world_size)
     paddle.seed(config.seed)
     model = _tiny_model(train_set.num_classes)
     if shared:

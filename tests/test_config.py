@@ -39,7 +39,9 @@ COMPANIONS = {
     "model=paddleclas": ["model.name=MobileNetV3_small_x1_0"],
     "dataset=imagenet": ["dataset.path=/data"],
     "task=evaluate": ["checkpoint=outputs/run/checkpoints/best"],
+    "task=prepare": ["dataset=imagenet", "dataset.path=/data", "prepare.output=/prepared"],
 }
+PREPARE = "task=prepare dataset=imagenet dataset.path=/data"
 # Words of the libraries that say nothing to a user.
 INTERNAL = re.compile(
     r"Traceback|object_type|full_key|reference_type|\w+Config\b|NoneType|Optional|Dict\[|hydra\.cc"
@@ -214,7 +216,7 @@ def test_what_is_no_topology_gets_no_such_remedy(choice: str) -> None:
 CHOICE_KEYS = [
     *("task.name", "dataset.name", "dataset.on_corrupt", "model.stem", "model.data_format"),
     *("amp.level", "amp.dtype", "optimizer.name", "schedule.name", "device", "dtype"),
-    *("network.name", "loader"),
+    *("network.name", "loader", "prepare.format", "prepare.chroma"),
 ]
 
 
@@ -230,13 +232,12 @@ POSITIVE = [
     *("dataset.train_size", "dataset.eval_size", "model.num_classes", "optimizer.clip_norm"),
     *("amp.initial_loss_scale", "optimizer.epsilon", "schedule.gamma", "deadlines.start"),
     *("deadlines.prepare", "deadlines.step", "deadlines.silence", "benchmark.steps"),
-    "benchmark.repeats",
+    *("benchmark.repeats", "prepare.quality", "prepare.shard_mib", "prepare.workers"),
 ]
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),
-    "dataset.cutout",
-    *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts"),
-    *("benchmark.warmup", "benchmark.split_steps"),
+    *("optimizer.weight_decay", "schedule.warmup_epochs", "restarts", "prepare.short_side"),
+    *("dataset.cutout", "benchmark.warmup", "benchmark.split_steps"),
 ]
 BELOW_ONE = ["label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2"]
 
@@ -343,6 +344,11 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ("schedule=step schedule.milestones=[]", CPU, "schedule=step needs", "[30,60,80]"),
         ("schedule.milestones=[3,1]", CPU, "schedule.milestones=[3.0, 1.0] must ascend", ""),
         ("dataset=imagenet", CPU, "dataset=imagenet needs dataset.path", "train_list.txt"),
+        ("task=prepare prepare.output=x", CPU, "which dataset=digits is not", "dataset=imagenet"),
+        (PREPARE, CPU, "task=prepare needs prepare.output, or prepare.verify=true", "FOLDER"),
+        (f"{PREPARE} prepare.output=x prepare.verify=true", CPU, "and not both", "dataset.path"),
+        (f"{PREPARE} prepare.output=x topology=2x4", CPU, "runs on one machine", "topology=1x1"),
+        (f"{PREPARE} prepare.output=x prepare.quality=101", CPU, "quality=101 must be at most", ""),
         ("dataset=synthetic dataset.eval_size=null", CPU, "dataset=synthetic needs", "eval_size"),
         ("topology=1x4", CUDA_2, "CUDA_VISIBLE_DEVICES=3,5 shows 2", "topology.devices=2"),
         ("topology.node_rank=1", CPU, "topology.node_rank=1, but topology 1x1", "nodes 0 to 0"),

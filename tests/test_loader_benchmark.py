@@ -12,7 +12,7 @@ import psutil
 import pytest
 import simplejpeg
 
-from benchmarks import loaders, pictures
+from benchmarks import loaders, pictures, prepared
 from benchmarks.loaders import Measuring, Row, render
 from recipes.config import UserError
 
@@ -46,9 +46,12 @@ def test_every_side_loads_every_image_once_an_epoch(
     tmp_path: Path, archive: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaders, "PHOTO_WORKERS", 0)  # no processes that would outlive the test
-    photographs = "photographs" in name or "DataLoader" in name
+    monkeypatch.setattr(loaders, "PHOTO_BATCH", 4)
+    photographs = any(word in name for word in ("photographs", "DataLoader", "prepared"))
     if photographs:
         pictures.make_photographs(tmp_path, 6)
+    if name in prepared.SIDES:
+        prepared.make_prepared(tmp_path, name, prepared.SIDES[name])
     epoch = 6 if photographs else 1500
     batches = loaders._SIDES[name](tmp_path if photographs else archive)
     count = 0
@@ -90,11 +93,11 @@ def test_sides_are_measured_in_turn_in_processes_of_their_own(
 ) -> None:
     monkeypatch.setattr(loaders, "WARM_UP_SECONDS", 0.01)
     measuring = Measuring(tmp_path, repetitions=2, seconds=0.02)
-    rates = loaders._measure(["cifar10"], archive, 1, measuring)
+    rates = loaders.measure(["cifar10"], archive, 1, measuring)
     assert len(rates["cifar10"]) == 2
     assert min(rates["cifar10"]) > 100
     with pytest.raises(RuntimeError, match="the side 'cifar10' ended"):
-        loaders._measure(["cifar10"], tmp_path / "gone", 1, measuring)
+        loaders.measure(["cifar10"], tmp_path / "gone", 1, measuring)
 
 
 def test_a_side_ends_with_its_worker_processes(
@@ -103,7 +106,7 @@ def test_a_side_ends_with_its_worker_processes(
     monkeypatch.setattr(loaders, "WARM_UP_SECONDS", 0.01)
     pictures.make_photographs(tmp_path, 6)
     start = time.monotonic()
-    rates = loaders._measure(
+    rates = loaders.measure(
         ["cv2 and DataLoader"], tmp_path, 2, Measuring(tmp_path, repetitions=1, seconds=0.02)
     )
     assert len(rates["cv2 and DataLoader"]) == 1

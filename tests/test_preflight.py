@@ -9,12 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from recipes import preflight, telemetry
 from recipes.config import Config, DatasetConfig, ModelConfig, TaskConfig, TopologyConfig, UserError
+from recipes.data.conversion import Conversion
+from recipes.data.preparation import Preparation, prepare_shards
 from recipes.preflight import Facts, Finding, View, facts, ports
 from recipes.preflight.checks import CHECKS, names_interface
+from recipes.progress import NoDisplay
 
 GIB = 1 << 30
 A100 = {
@@ -66,7 +70,12 @@ def node_facts(node: int) -> Facts:
         "driver": "550.1",
         "memory_free": 64 * GIB,
         "shared_memory": {"free": 8 * GIB, "problem": None, "remedy": None},
-        "dataset": {"path": "/data", "problem": None, "files": {"train": 100, "eval": 10}},
+        "dataset": {
+            "path": "/data",
+            "problem": None,
+            "files": {"train": 100, "eval": 10},
+            "checksum": None,
+        },
         "disk_free": 100 * GIB if node == 0 else None,
         "build": {
             "packages": {"paddlepaddle-gpu": "3.3.1", "numpy": "2.4.6", "rich": "15.0"},
@@ -126,7 +135,7 @@ def test_cpu_nodes_that_agree_give_no_finding() -> None:
             own |= {"device": "cpu", "device_count": None, "devices": [], "driver": None}
             own["build"] |= {"archs": [], "git": None, "parameters": None}
             own["build"]["paddle"] |= {"cuda": None, "cudnn": None, "nccl": None}
-            own["dataset"] = {"path": None, "problem": None, "files": {}}
+            own["dataset"] = {"path": None, "problem": None, "files": {}, "checksum": None}
 
     assert compared(on_cpu) == []
 
@@ -184,6 +193,12 @@ CHANGES = [
         ["/data is not"],
     ),
     (put(1, "dataset", "files", "train", value=99), "error", "dataset", ["99 files", "has 100"]),
+    (
+        put(1, "dataset", "checksum", value="ab" * 32),
+        "error",
+        "prepared dataset",
+        ["a prepared dataset (abababababab) in /data", "host0) has original images in /data"],
+    ),
     (put(1, "dataset", "files", "eval", value=None), "warning", "dataset", ["eval", "too long"]),
 ]
 
@@ -384,7 +399,7 @@ def test_this_machine_s_facts(tmp_path: Path) -> None:
     assert own["interface"] == "lo"
     assert own["memory_free"] > GIB / 4
     assert own["disk_free"] > 0
-    assert own["dataset"] == {"path": None, "problem": None, "files": {}}
+    assert own["dataset"] == {"path": None, "problem": None, "files": {}, "checksum": None}
     assert set(own) == set(node_facts(0))  # the facts that the checks above are tried on
     view = preflight.look([own], 0)
     assert abs(view["clock"] - time.time()) < 5
@@ -533,7 +548,8 @@ def test_images_in_folders_are_counted(tmp_path: Path) -> None:
     (tmp_path / "train" / "a" / "notes.txt").touch()
     (tmp_path / "train" / "a" / ".5.jpg").touch()
     told = dataset("imagenet", path=str(tmp_path))
-    assert told == {"path": str(tmp_path), "problem": None, "files": {"train": 5, "eval": 1}}
+    files = {"train": 5, "eval": 1}
+    assert told == {"path": str(tmp_path), "problem": None, "files": files, "checksum": None}
     assert facts.count_images(tmp_path, time.monotonic() - 1) is None
 
 
@@ -543,6 +559,24 @@ def test_lists_are_counted(tmp_path: Path) -> None:
     assert told["problem"] == f"{tmp_path / 'val_list.txt'} is missing"
     (tmp_path / "val_list.txt").write_text("c.jpg 0")
     assert dataset("imagenet", path=str(tmp_path))["files"] == {"train": 2, "eval": 1}
+
+
+def test_a_prepared_dataset_is_known_by_its_checksum(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "images" / split / "a").mkdir(parents=True)
+        PIL.Image.new("RGB", (20, 20)).save(tmp_path / "images" / split / "a" / "0.png")
+    checksums = set()
+    for quality in (50, 51):
+        output = tmp_path / f"prepared-{quality}"
+        conversion = Conversion(16, "jpeg", quality, "source")
+        order = Preparation(tmp_path / "images", output, conversion, 1000, 1, None)
+        prepare_shards(order, NoDisplay(), lambda _: None)
+        told = dataset("imagenet", path=str(output))
+        assert told["files"] == {"train": 1, "eval": 1}
+        checksums.add(told["checksum"])
+        (output / "train-00000.shard").unlink()
+        assert "train-00000.shard" in dataset("imagenet", path=str(output))["problem"]
+    assert len(checksums - {None}) == 2
 
 
 def test_absent_data_is_a_problem(tmp_path: Path) -> None:

@@ -25,8 +25,11 @@ def prepare(config: DatasetConfig, log: Callable[[str], None] = print) -> None:
         prepare_cifar10(config, log)
     elif config.name == "imagenet":
         from recipes.data.imagenet import dataset_root
+        from recipes.data.shards import is_prepared, read_manifest
 
-        dataset_root(config)
+        root = dataset_root(config)
+        if is_prepared(root):
+            read_manifest(root)
 
 
 def build(config: DatasetConfig, split: str, seed: int) -> ImageDataset:
@@ -61,8 +64,13 @@ def _build(config: DatasetConfig, split: str, seed: int) -> ImageDataset:
 
         return cifar10(config, split, seed)
     if config.name == "imagenet":
-        from recipes.data.imagenet import FolderDataset
+        from recipes.data.imagenet import FolderDataset, dataset_root
+        from recipes.data.prepared import ShardDataset
+        from recipes.data.shards import is_prepared
 
+        root = dataset_root(config)
+        if is_prepared(root):
+            return ShardDataset(config, root, split, seed)
         return FolderDataset(config, split, seed)
     if config.name == "synthetic":
         from recipes.data.synthetic import SyntheticDataset

@@ -22,6 +22,8 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 class UnreadableImage(Exception):
     """A file that is missing, empty, cut short, or not an image. The message names the path."""
 
+    remedy = "replace or remove the file"
+
 
 def read_file(path: str) -> bytes:
     """An image file's content.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -151,15 +152,19 @@ def _class_folders(folder: Path) -> list[str]:
         raise UserError(
             f"{folder}: no class folders in it", "one folder per class holds its images"
         )
-    by_folded = sorted(classes, key=lambda name: (name.casefold(), name))
-    for first, second in pairwise(by_folded):
-        if first.casefold() == second.casefold():
+    for first, second in pairwise(sorted(classes, key=lambda name: (_folded(name), name))):
+        if _folded(first) == _folded(second):
             raise UserError(
-                f"{folder}: the class folders {first} and {second} differ only in case, and are "
-                "one folder on some systems",
+                f"{folder}: the class folders {first} and {second} differ only in case (or in how "
+                "Unicode spells them), and are one folder on some systems",
                 "rename or merge them",
             )
     return classes
+
+
+def _folded(name: str) -> str:
+    """What names have in common that some file systems take for one name."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _images_below(root: Path, folder: str) -> Iterator[str]:

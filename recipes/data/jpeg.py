@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.data.augmentation import Box, Image, choose_crop, crop, random_resized_crop
 from recipes.data.decoding import decode
+from recipes.data.jpeg_tiles import RESTART_INTERVAL, cut
 
 _COLOURS = ("YCbCr", "RGB", "Gray")  # what becomes RGB without a colour profile or inversion
 # Those that libjpeg-turbo has fast code for. At an eighth, colour that is stored at half the width
@@ -54,6 +55,7 @@ class Frame(NamedTuple):
     width: int
     height_at: int  # where in the file the height stands, as two bytes
     rows_in_order: bool  # the whole file is one sequential frame, with its end
+    tiled: bool  # it has restart markers
 
 
 def decode_exactly(content: bytes | memoryview, name: str, scratch: Scratch) -> Image:
@@ -98,30 +100,52 @@ def decode_random_crop(
     if frame is not None:
         box = choose_crop(uniforms[1:], frame.height, frame.width)
         try:
-            image, scale = _decode_above(content, frame, box, len(out), scratch)
+            scale = _scale(box, len(out))
+            part, frame, moved = _cut_out(content, frame, box, scale)
+            image = _decode_above(part, frame, moved, scale, scratch)
         except ValueError:
             pass  # Pillow judges
         else:
-            _sample(image, box, scale, out)
+            _sample(image, moved, scale, out)
             if uniforms[0] < 0.5:
                 cv2.flip(out, 1, dst=out)
             return
     out[...] = random_resized_crop(decode(content, name), len(out), uniforms)
 
 
-def _decode_above(
-    content: bytes | memoryview, frame: Frame, box: Box, side: int, scratch: Scratch
-) -> tuple[Image, int]:
-    """A JPEG down to the lower edge of the box, and by how much it is smaller than it was.
+def _scale(box: Box, side: int) -> int:
+    """By how much smaller a JPEG may be decoded: the box keeps at least `side` on each side."""
+    shrunk = min(box.height, box.width) // side
+    return next((scale for scale in _SCALES if scale <= shrunk), 1)
 
-    It is decoded to as few pixels as give the box no fewer than `side` on each side.
-    """
+
+def _cut_out(
+    content: bytes | memoryview, frame: Frame, box: Box, scale: int
+) -> tuple[bytes | bytearray | memoryview, Frame, Box]:
+    """Of a JPEG in tiles, those that the box lies in: a smaller JPEG and the box in it."""
+    if not frame.tiled:
+        return content, frame, box
+    # Where the colours of a smaller image are smoothed, the pixels around the box count.
+    rim = 0 if scale == 1 else 2 * scale
+    top, left = max(0, box.top - rim), max(0, box.left - rim)
+    bottom = min(frame.height, box.top + box.height + rim)
+    right = min(frame.width, box.left + box.width + rim)
+    whole = Box(top, left, bottom - top, right - left)
+    part = cut(content, _segments(memoryview(content)), whole)
+    if part is None:
+        return content, frame, box
+    frame = frame._replace(height=part.height, width=part.width)
+    return part.content, frame, box._replace(top=box.top - part.top, left=box.left - part.left)
+
+
+def _decode_above(
+    content: bytes | bytearray | memoryview, frame: Frame, box: Box, scale: int, scratch: Scratch
+) -> Image:
+    """A JPEG down to the lower edge of the box, at a `scale`th of its size."""
     rows = frame.height
     if frame.rows_in_order:
         rows = min(rows, -(-(box.top + box.height) // _BLOCK) * _BLOCK)
     lowered = rows < frame.height
-    shrunk = min(box.height, box.width) // side
-    scale = next((scale for scale in _SCALES if scale <= shrunk), 1)
     height, width = -(-rows // scale), -(-frame.width // scale)
     image: Image = simplejpeg.decode_jpeg(
         _lower(content, frame, rows) if lowered else content,
@@ -133,7 +157,7 @@ def _decode_above(
         buffer=scratch.of(height * width * 3),
         strict=not lowered,
     )
-    return image, scale
+    return image
 
 
 def _sample(image: Image, box: Box, scale: int, out: Image) -> None:
@@ -157,7 +181,7 @@ def _sample(image: Image, box: Box, scale: int, out: Image) -> None:
     )
 
 
-def _lower(content: bytes | memoryview, frame: Frame, rows: int) -> bytearray:
+def _lower(content: bytes | bytearray | memoryview, frame: Frame, rows: int) -> bytearray:
     """The same JPEG said to have fewer rows, so that no more are decoded.
 
     The decoder then complains of superfluous data, so only its grave errors can count; but that the
@@ -175,11 +199,13 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
     """
     if bytes(content[:2]) != _START_OF_IMAGE:
         return None
-    view, height_at, in_order = memoryview(content), 0, False
+    view, height_at, in_order, tiled = memoryview(content), 0, False, False
     try:
         for marker, place, end in _segments(view):
             if marker in _FRAMES:
                 height_at, in_order = place + 1, marker in _SEQUENTIAL and height_at == 0
+            elif marker == RESTART_INTERVAL:
+                tiled = True
             elif marker == _APP1 and _turns(bytes(view[place:end])):
                 return None
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
@@ -187,7 +213,8 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
         return None
     if colours not in _COLOURS or height_at == 0:
         return None
-    return Frame(int(height), int(width), height_at, in_order and bytes(view[-2:]) == _END_OF_IMAGE)
+    in_order = in_order and bytes(view[-2:]) == _END_OF_IMAGE
+    return Frame(int(height), int(width), height_at, in_order, tiled)
 
 
 def _segments(content: memoryview) -> Iterator[tuple[int, int, int]]:

@@ -112,7 +112,7 @@ class PhotoDataset(ImageDataset):
         except UnreadableImage as error:
             if not self._skip:
                 raise UserError(
-                    str(error), "replace or remove the file, or set dataset.on_corrupt=skip"
+                    str(error), f"{error.remedy}, or set dataset.on_corrupt=skip"
                 ) from None
         return self._next_readable(index, reader) if self.train else (None, index)
 

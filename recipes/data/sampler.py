@@ -83,7 +83,7 @@ class Plan:
     """The training batches of one rank.
 
     Raises:
-        UserError: some share of some global batch would be empty.
+        UserError: the dataset is smaller than a global batch, or some share of one would be empty.
     """
 
     size: int  # samples in the dataset
@@ -98,6 +98,13 @@ class Plan:
         shares = self.world_size * self.accumulate
         if self.size < 1:
             raise UserError("the training set is empty", "check dataset.path")
+        if self.size < self.global_batch:
+            raise UserError(
+                f"the training set has {self.size} images, fewer than the {self.global_batch} of "
+                "one global batch",
+                f"batch_size=null global_batch_size={self.size} or less, or a larger dataset "
+                "(is dataset.path the right one?)",
+            )
         smallest = int(np.diff(batch_bounds(self.size, self.global_batch)).min())
         if smallest < shares:
             raise UserError(

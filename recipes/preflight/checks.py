@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -416,6 +416,22 @@ def dataset(cluster: Cluster) -> Iterator[Finding]:
                 )
 
 
+def same_prepared_dataset(cluster: Cluster) -> Iterator[Finding]:
+    """Prepared datasets are the same one, and no node reads the original images instead."""
+    present = [n for n, facts in enumerate(cluster.facts) if not facts["dataset"]["problem"]]
+    for node in present:
+        own, first = (cluster.facts[each]["dataset"] for each in (node, present[0]))
+        if own["checksum"] != first["checksum"]:
+            yield Finding(
+                ERROR,
+                node,
+                "prepared dataset",
+                f"{cluster.name(node)} has {_kind(own)}, but {cluster.name(present[0])} has "
+                f"{_kind(first)}",
+                "copy one prepared dataset to all nodes, or mount one folder on all",
+            )
+
+
 def disk(cluster: Cluster) -> Iterator[Finding]:
     """Node 0 has room for the checkpoints."""
     facts = cluster.facts[0]
@@ -446,6 +462,7 @@ CHECKS: tuple[Check, ...] = (
     addresses,
     ports,
     dataset,
+    same_prepared_dataset,
     shared_memory,
     disk,
     uncommitted,
@@ -468,6 +485,12 @@ def names_interface(value: str, interface: str) -> bool:
     names = value.lstrip("^").lstrip("=").split(",")
     listed = any(interface == name if exact else interface.startswith(name) for name in names)
     return listed != excluded
+
+
+def _kind(dataset: Mapping[str, Any]) -> str:
+    checksum = dataset["checksum"]
+    what = "original images" if checksum is None else f"a prepared dataset ({checksum[:12]})"
+    return f"{what} in {dataset['path']}"
 
 
 def _differing(

@@ -24,7 +24,7 @@ from recipes.config import Config, DatasetConfig, Machine, UserError, uses_gpu
 # A node's facts as they travel between the nodes: JSON-able, see `gather`.
 Facts = dict[str, Any]
 
-FORM = 1  # of the facts: nodes that run other versions of this code may send another one
+FORM = 2  # of the facts: nodes that run other versions of this code may send another one
 # Keys that nodes may set differently: who and where a node is, and where its data lies.
 OWN_KEYS = ("topology.master", "topology.node_rank", "network.interface", "dataset.path")
 BUILD_SECONDS = 20.0  # for Paddle's own account of itself
@@ -228,10 +228,11 @@ def dataset_facts(config: DatasetConfig) -> dict[str, Any]:
     """Whether the data is here, and how many files each split has.
 
     Returns:
-        ``path``; ``problem``, why the data is not present, or None; ``files``, split to number,
-        which is None where counting took longer than `COUNT_SECONDS`.
+        ``path``; ``problem``, why the data is not present, or None; ``files``, split to number
+        (of images in a prepared dataset), which is None where counting took longer than
+        `COUNT_SECONDS`; ``checksum`` of a prepared dataset, else None.
     """
-    facts: dict[str, Any] = {"path": config.path, "problem": None, "files": {}}
+    facts: dict[str, Any] = {"path": config.path, "problem": None, "files": {}, "checksum": None}
     if config.name == "cifar10":
         facts |= _cifar10_facts(config)
     elif config.name == "imagenet":
@@ -257,10 +258,14 @@ def _cifar10_facts(config: DatasetConfig) -> dict[str, Any]:
 
 
 def _imagenet_facts(config: DatasetConfig) -> dict[str, Any]:
-    from recipes.data import imagenet
+    from recipes.data import imagenet, shards
 
     try:
         root = imagenet.dataset_root(config)
+        if shards.is_prepared(root):
+            manifest = shards.read_manifest(root)
+            images = {name: split.images for name, split in manifest.splits.items()}
+            return {"files": images, "checksum": manifest.checksum}
     except UserError as error:
         return {"problem": error.message}
     if any((root / name).is_file() for name in imagenet.LISTS.values()):

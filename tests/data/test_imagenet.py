@@ -303,9 +303,15 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
         build(config(tmp_path), "train", 0)
 
 
-def test_classes_that_differ_only_in_case_are_named(tmp_path: Path) -> None:
-    class_folders(tmp_path, ("cat", "dog", "Cat"))
-    with pytest.raises(UserError, match="class folders Cat and cat differ only in case"):
+@pytest.mark.parametrize(
+    ("first", "second"), [("Cat", "cat"), ("caf\u00c9", "cafe\u0301"), ("STRASSE", "stra\u00dfe")]
+)
+def test_classes_that_differ_only_in_case_are_named(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    class_folders(tmp_path, (second, "dog", first))
+    one, other = sorted((first, second))
+    with pytest.raises(UserError, match=f"class folders {one} and {other} differ only in case"):
         build(config(tmp_path), "train", 0)
 
 

@@ -25,7 +25,7 @@ def plans(draw: st.DrawFn) -> tuple[int, int, int, int]:
     """(size, global batch, world size, accumulate) that leave no share empty."""
     world_size, accumulate = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     global_batch = draw(st.integers(2 * world_size * accumulate, 90))
-    size = draw(st.integers(world_size * accumulate, 400))
+    size = draw(st.integers(global_batch, 400))
     return size, global_batch, world_size, accumulate
 
 
@@ -157,9 +157,16 @@ def test_evaluation_reads_each_sample_once(size: int, batch: int, world: int) ->
 
 
 def test_a_share_without_samples_is_refused() -> None:
-    with pytest.raises(UserError, match=r"3 samples.*4 shares of 2 ranks x accumulate=2") as error:
-        Plan(size=3, global_batch=8, seed=0, rank=0, world_size=2, accumulate=2)
+    with pytest.raises(UserError, match=r"9 samples.*4 shares of 2 ranks x accumulate=2") as error:
+        Plan(size=9, global_batch=4, seed=0, rank=0, world_size=2, accumulate=2)
     assert "remedy: use fewer devices" in str(error.value)
+
+
+def test_a_dataset_smaller_than_a_global_batch_is_refused() -> None:
+    Plan(size=8, global_batch=8, seed=0, rank=0, world_size=2)
+    with pytest.raises(UserError, match="has 7 images, fewer than the 8 of one global") as error:
+        Plan(size=7, global_batch=8, seed=0, rank=0, world_size=2)
+    assert "global_batch_size=7 or less" in error.value.remedy
 
 
 def test_an_empty_training_set_is_refused() -> None:

@@ -47,6 +47,8 @@ class Launches:
         for need in needed:
             assert need.result().status == 0, need.result().said
         folders = {need: self.folder(need) for need in row.needs}
+        if "dataset.path={prepared}" in row.overrides:
+            folders["prepared"] = self._prepare()
         given = [each.format(photographs=self.photographs, **folders) for each in row.overrides]
         launcher: list[str] = []
         if row.bare:
@@ -55,6 +57,19 @@ class Launches:
         return launch(
             self.folder(row.name), f"topology.devices={row.devices}", *given, launcher=launcher
         )
+
+    def _prepare(self) -> Path:
+        """The photographs as a prepared dataset; no rank and no Paddle takes part in making it."""
+        output = self.root / "prepared-images"
+        done = launch(
+            self.root / "prepare",
+            *("task=prepare", "dataset=imagenet", f"dataset.path={self.photographs}"),
+            *("dataset.on_corrupt=skip", f"prepare.output={output}"),
+        )
+        assert done.status == 0, done.said
+        assert "23 train and 5 eval images" in done.said
+        assert "2 left out" in done.said
+        return output
 
 
 def make_photographs(root: Path) -> Path:

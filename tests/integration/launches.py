@@ -43,8 +43,8 @@ class Row:
     """One launch, and what its run folder must show.
 
     Attributes:
-        overrides: ``{photographs}`` stands for the folder that the tests make, ``{NAME}`` for the
-            run folder of the row NAME.
+        overrides: ``{photographs}`` stands for the folder that the tests make, ``{prepared}`` for
+            the prepared dataset of it, ``{NAME}`` for the run folder of the row NAME.
         devices: ranks, all on this node.
         steps: optimizer steps, each of them logged.
         samples: held-out images that count.
@@ -71,7 +71,7 @@ class Row:
     def needs(self) -> list[str]:
         """The rows whose run folders this one reads."""
         names = re.findall(r"\{(\w+)\}", " ".join(self.overrides))
-        return [name for name in names if name != "photographs"]
+        return [name for name in names if name not in ("photographs", "prepared")]
 
 
 TABLE = (
@@ -128,6 +128,16 @@ TABLE = (
         2,
         samples=7,
         epochs=2,
+    ),
+    Row(
+        "prepared",
+        (
+            *(*SMALL, "dataset=imagenet", "dataset.path={prepared}", "dataset.image_size=32"),
+            *("global_batch_size=8", "max_steps=2"),
+        ),
+        2,
+        steps=2,
+        samples=5,
     ),
     Row(
         "photographs",

@@ -30,14 +30,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from benchmarks import table
 from benchmarks.runs import told
+from benchmarks.table import Row
 from recipes.config import Config, DatasetConfig, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,36 +51,6 @@ PHOTO_WORKERS = 2
 CIFAR_BATCH = 512
 WARM_UP_SECONDS = 0.5  # longer than what was read ahead while the side waited lasts
 _RATE = "images a second:"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        name: what is read, and on how many cores.
-        peer: what it is compared with.
-        ours, peers: images a second, one for each repetition.
-        target: the least ratio of the medians that is wanted.
-        besides: other sides' images a second, by name.
-    """
-
-    name: str
-    peer: str
-    ours: list[float]
-    peers: list[float]
-    target: float
-    besides: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        """Our median over the peer's."""
-        return statistics.median(self.ours) / statistics.median(self.peers)
-
-    @property
-    def reached(self) -> bool:
-        """Whether the ratio is at least the target."""
-        return self.ratio >= self.target
 
 
 @dataclass(frozen=True)
@@ -116,7 +89,7 @@ def cifar10_row(measuring: Measuring) -> Row:
     peer = max(peers, key=lambda name: statistics.median(rates[name]))
     besides = {"ours, normalised": rates[names[1]]}
     besides |= {name: rates[name] for name in names[2:] if name != peer}
-    return Row("CIFAR-10, 1 core", peer, rates[names[0]], rates[peer], 40.0, besides)
+    return row("CIFAR-10, 1 core", peer, rates[names[0]], rates[peer], 40.0, besides)
 
 
 def paddleclas_row(measuring: Measuring) -> Row:
@@ -130,7 +103,7 @@ def paddleclas_row(measuring: Measuring) -> Row:
     ours, normalised, peers = rates.values()
     peer = f"cv2, DataLoader, {PHOTO_WORKERS} workers"
     besides = {"ours, normalised": normalised}
-    return Row(f"JPEG files, {PHOTO_WORKERS} cores", peer, ours, peers, 4.0, besides)
+    return row(f"JPEG files, {PHOTO_WORKERS} cores", peer, ours, peers, 4.0, besides)
 
 
 def dali_row(measuring: Measuring) -> Row:
@@ -143,7 +116,7 @@ def dali_row(measuring: Measuring) -> Row:
     rates = measure(["photographs", "DALI"], _photographs(measuring), PHOTO_WORKERS, measuring)
     peer = f"DALI on CPU, {PHOTO_WORKERS} threads"
     ours, peers = rates.values()
-    return Row(f"JPEG files, {PHOTO_WORKERS} cores", peer, ours, peers, 1.5)
+    return row(f"JPEG files, {PHOTO_WORKERS} cores", peer, ours, peers, 1.5)
 
 
 def _prepared_row(measuring: Measuring) -> Row:
@@ -174,24 +147,37 @@ ROWS: dict[str, Callable[[Measuring], Row]] = {
 }
 
 
-def render(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| what | ours | against | theirs | ratio | target |", "| --- " * 6 + "|"]
-    for row in rows:
-        lines.append(
-            f"| {row.name} | {_spread(row.ours)} | {row.peer} | {_spread(row.peers)} | "
-            f"{row.ratio:.2f}x | {row.target:g}x |"
-        )
-        lines += [
-            f"| {name} | {_spread(rates)} | | | "
-            f"{statistics.median(rates) / statistics.median(row.peers):.2f}x | |"
-            for name, rates in row.besides.items()
-        ]
-    return "\n".join(lines)
+def row(
+    name: str,
+    against: str,
+    ours: list[float],
+    peer: list[float],
+    limit: float,
+    besides: Mapping[str, list[float]] = MappingProxyType({}),
+) -> Row:
+    """A row in images a second, both sides measured in turns.
 
-
-def _spread(rates: Sequence[float]) -> str:
-    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+    Args:
+        limit: the least ratio that is wanted.
+        besides: other sides, by name, which go into the note.
+    """
+    base = statistics.median(peer)
+    others = [
+        f"{side}: {table.spread(rates)}, {statistics.median(rates) / base:.3g}x"
+        for side, rates in besides.items()
+    ]
+    return Row(
+        name=name,
+        against=against,
+        target=f"{limit:g}x or more",
+        limit=limit,
+        better="higher",
+        unit="images/s",
+        ours=ours,
+        peer=peer,
+        paired=True,
+        note="; ".join(others),
+    )
 
 
 def _photographs(measuring: Measuring) -> Path:
@@ -455,8 +441,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder, options.photographs, options.repetitions, options.seconds, options.dali
         )
         rows = [ROWS[name](measuring) for name in options.rows]
-        print(render(rows))
-        return 0 if all(row.reached for row in rows) else 1
+        print(table.text(rows))
+        return 0 if all(row.met for row in rows) else 1
     raise AssertionError("told() ends the program")
 
 

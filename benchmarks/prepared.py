@@ -18,17 +18,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import table
 from benchmarks.loaders import (
     DALI,
     PHOTO_WORKERS,
     Measuring,
-    Row,
     check_dali,
     measure,
-    render,
+    row,
 )
 from benchmarks.pictures import make_photographs
 from benchmarks.runs import told
+from benchmarks.table import Row
 from recipes.config import PrepareConfig
 from recipes.data.conversion import Conversion
 from recipes.data.preparation import Preparation, prepare_shards
@@ -71,7 +72,7 @@ def prepared_row(measuring: Measuring) -> Row:
     names = ["prepared", "photographs", "prepared raw", "DALI"]
     rates = measure(names, measuring.folder, PHOTO_WORKERS, measuring)
     usual = SIDES["prepared"]
-    return Row(
+    return row(
         f"Prepared, {usual.short_side} pixels, quality {usual.quality}, {PHOTO_WORKERS} cores",
         f"DALI on CPU, {PHOTO_WORKERS} threads, the files",
         rates["prepared"],
@@ -161,9 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measuring = Measuring(
             folder, options.photographs, options.repetitions, options.seconds, options.dali
         )
-        row = prepared_row(measuring)
-        print(render([row]), "\n", render_sizes(measure_sizes(folder)), sep="\n")
-        return 0 if row.reached else 1
+        found = prepared_row(measuring)
+        print(table.text([found]), "\n", render_sizes(measure_sizes(folder)), sep="\n")
+        return 0 if found.met else 1
     raise AssertionError("told() ends the program")
 
 

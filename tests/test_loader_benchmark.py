@@ -13,7 +13,7 @@ import pytest
 import simplejpeg
 
 from benchmarks import loaders, pictures, prepared
-from benchmarks.loaders import Measuring, Row, render
+from benchmarks.loaders import Measuring
 from recipes.config import UserError
 
 
@@ -73,13 +73,11 @@ def test_paddleclas_way_is_the_reference_augmentation_normalised(tmp_path: Path)
     assert np.allclose(image.mean(axis=(1, 2)), expected, atol=1e-4)
 
 
-def test_the_table_says_both_sides_spread_ratio_and_target() -> None:
-    row = Row("JPEG files", "peer", [300.0, 100.0, 200.0], [50.0], 4.0, {"ours, more": [75.0]})
-    assert (row.ratio, row.reached) == (4.0, True)
-    lines = render([row]).splitlines()
-    assert lines[2] == "| JPEG files | 200 (100 to 300) | peer | 50 (50 to 50) | 4.00x | 4x |"
-    assert lines[3] == "| ours, more | 75 (75 to 75) | | | 1.50x | |"
-    assert not Row("a", "b", [3.0], [1.0], 3.1).reached
+def test_a_row_takes_pairs_and_notes_what_was_measured_besides() -> None:
+    found = loaders.row("files", "peer", [8.0, 20.0, 9.0], [2.0, 4.0, 3.0], 4.0, {"more": [6.0]})
+    assert (found.ratio, found.met) == (4.0, True)  # 4, 5 and 3
+    assert found.note == "more: 6, 2x"
+    assert not loaders.row("files", "peer", [3.0], [1.0], 3.1).met
 
 
 def test_a_missing_dali_is_named(tmp_path: Path) -> None:

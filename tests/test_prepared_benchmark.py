@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import prepared
-from benchmarks.loaders import Measuring, Row
+from benchmarks.loaders import Measuring
+from benchmarks.table import Row
 from benchmarks.pictures import make_photographs
 from recipes.config import DatasetConfig, UserError
 from recipes.data import build
@@ -49,6 +50,6 @@ def test_the_row_compares_the_default_settings_with_dali(
     monkeypatch.setattr(prepared, "measure", lambda names, *_: {n: rates[n] for n in names})
     monkeypatch.setattr(prepared, "check_dali", lambda _: None)
     row: Row = prepared.prepared_row(Measuring(tmp_path, photographs=10))
-    assert (row.ratio, row.reached) == (2.5, True)
+    assert (row.ratio, row.met) == (2.5, True)
     assert "320 pixels, quality 90" in row.name
-    assert sorted(row.besides.values()) == [[3.0], [9.0]]
+    assert row.note == "ours, raw 256 pixels: 9, 4.5x; ours, the files: 3, 1.5x"

@@ -76,7 +76,7 @@ def test_the_stall_of_a_small_model() -> None:
 def test_memory_is_looked_at_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FIRST", 20)
     monkeypatch.setattr(memory, "WINDOW", 20)
-    row = memory.measure(60, ["log.every=5", "eval_batch_size=360"])
+    row = memory.measure(60, ["log.every=5"])
     assert 100 < row.peer[0] < 4000
     assert row.ratio == pytest.approx(1, abs=0.2)
 

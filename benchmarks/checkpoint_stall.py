@@ -24,11 +24,11 @@ from benchmarks.table import Row
 from recipes.telemetry import RunFolder, read_metrics
 
 EVERY = 6  # steps between two checkpoints
-SAVES = 4
+SAVES = 3
 TAIL = 3  # steps before a checkpoint, by which the one before has been written
 OVERRIDES = (
     *("model=resnet50", "dataset=synthetic", "dataset.train_size=100000", "dataset.eval_size=4"),
-    *("dataset.image_size=160", "batch_size=8", "eval_batch_size=4", "device=cpu", "log.every=1"),
+    *("dataset.image_size=64", "batch_size=8", "eval_batch_size=4", "device=cpu", "log.every=1"),
     *(f"save.every_steps={EVERY}", "save.keep=1", "optimizer.base_lr=0.001"),
     f"max_steps={EVERY * (SAVES + 1) + 1}",
 )

@@ -95,7 +95,7 @@ def measure(turns: int = TURNS, overrides: Sequence[str] = MODEL) -> Row:
 
 def take_turns(turns: int, overrides: Sequence[str]) -> tuple[list[float], list[float]]:
     """Seconds of each turn, ours and the bare loop's, the first turns left out."""
-    from recipes import distributed, telemetry, trainer, worker
+    from recipes import worker
     from recipes.progress import NoDisplay
     from recipes.topology import Place
 
@@ -107,7 +107,9 @@ def take_turns(turns: int, overrides: Sequence[str]) -> tuple[list[float], list[
             ROOT / "conf", [*OVERRIDES, *extent, *overrides, f"hydra.run.dir={folder}/run"]
         )
         place = Place(rank=0, world_size=1, local_rank=0, node=0)
-        worker.import_paddle()
+        worker.import_paddle()  # quietly, before others do
+        from recipes import distributed, telemetry, trainer
+
         distributed.start(config, place)
         telemetry.setup_logging(place.tag)
         pulse = Turns(BareLoop(config), Path(folder) / "pulse")

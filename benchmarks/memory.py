@@ -33,8 +33,10 @@ FIRST = 100  # the step from which on memory must stay
 WINDOW = 200
 SECONDS_BETWEEN = 0.1
 OVERRIDES = (
-    *("model=paddleclas", "model.name=MobileNetV3_small_x0_35", "dataset=digits", "batch_size=16"),
-    *("device=cpu", "epochs=1000", "log.every=10", "optimizer.base_lr=0.01", "threads=1"),
+    *("model=paddleclas", "model.name=MobileNetV1_x0_25", "dataset=synthetic", "batch_size=4"),
+    *("dataset.image_size=16", "dataset.num_classes=10", "dataset.train_size=360"),
+    *("dataset.eval_size=100", "device=cpu", "epochs=1000", "log.every=10", "threads=1"),
+    "optimizer.base_lr=0.001",
 )
 
 

@@ -50,7 +50,7 @@ PLANNED = (
         (
             *("model=resnet50", "dataset=synthetic", "batch_size=null", "global_batch_size=8"),
             *("benchmark.warmup=1", "benchmark.steps=2", "benchmark.repeats=5"),
-            "benchmark.split_steps=4",
+            *("benchmark.split_steps=4", "deadlines.step=600"),
         ),
     ),
 )

@@ -189,12 +189,11 @@ def scaling(members: Mapping[str, Record], links: Path) -> list[list[str]]:
     rows = [
         [
             *("topology", "images a step", "images/s", "range", "speed-up", "efficiency"),
-            *("wait for data", "memory a rank", "load a rank", "record"),
+            *("wait for data", "memory a rank", "load", "record"),
         ]
     ]
     for name, made in members.items():
         speed, usage = made.throughput, made.usage
-        load = fmean(rank.load for rank in usage.ranks)
         rows.append(
             [
                 made.topology,
@@ -205,7 +204,7 @@ def scaling(members: Mapping[str, Record], links: Path) -> list[list[str]]:
                 f"{efficiency(made, base):.0%}",
                 f"{fmean(speed.data_wait):.1%}",
                 f"{max(rank.peak_memory_bytes for rank in usage.ranks) / 2**20:,.0f} MiB",
-                f"{load:.0%}" if usage.kind == "gpu" else f"{load:.2f} cores",
+                record.load_of(usage),
                 f"[{name}]({(links / name).as_posix()}.json)",
             ]
         )

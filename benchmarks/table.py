@@ -13,6 +13,7 @@ from typing import Any, Literal
 from recipes import telemetry
 from recipes.benchmark import record
 
+SCHEMA = 1  # of bench-DATE.json
 HEADINGS = ("what", "against", "ours", "theirs", "unit", "ratio", "target", "verdict")
 
 
@@ -126,6 +127,7 @@ def write(rows: Sequence[Row], folder: Path, today: date | None = None) -> tuple
     name = f"bench-{(today or date.today()).isoformat()}"
     facts = facts_of(telemetry.environment())
     content = {
+        "schema": SCHEMA,
         **facts,
         "rows": [
             {**asdict(row), "ratio": row.ratio, "verdict": "met" if row.met else "missed"}

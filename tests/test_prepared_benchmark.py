@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import prepared
 from benchmarks.loaders import Measuring
-from benchmarks.table import Row
 from benchmarks.pictures import make_photographs
+from benchmarks.table import Row
 from recipes.config import DatasetConfig, UserError
 from recipes.data import build
 

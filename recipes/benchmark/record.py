@@ -101,12 +101,12 @@ class RankUsage:
     Attributes:
         peak_memory_bytes: on the device; on CPU the resident memory of the process.
         load: on GPU the mean share of time in which kernels ran (NVML); on CPU the mean number of
-            cores that the process kept busy.
+            cores that the process kept busy. None where the driver does not tell.
     """
 
     rank: int
     peak_memory_bytes: int
-    load: float
+    load: float | None
 
 
 @dataclass
@@ -370,13 +370,20 @@ def _without_host(name: str) -> str:
 # --- for people ---------------------------------------------------------------------------------
 
 
+def load_of(usage: Usage) -> str:
+    """The mean over the ranks, with its unit."""
+    loads = [each.load for each in usage.ranks if each.load is not None]
+    if not loads:
+        return "not known"
+    mean = fmean(loads)
+    return f"{mean:.0%} of a device" if usage.kind == "gpu" else f"{mean:.2f} cores a rank"
+
+
 def summary(record: Record) -> str:
     """A record in a few lines."""
     speed, usage = record.throughput, record.usage
     config = record.config
     ranks = f"{record.world_size} rank{'s' if record.world_size > 1 else ''}"
-    unit = "of the device" if usage.kind == "gpu" else "cores a rank"
-    load = fmean(each.load for each in usage.ranks)
     machine = ""
     if usage.machine_load is not None:
         machine = f", {usage.machine_load:.0%} of the machine's cores"
@@ -387,7 +394,7 @@ def summary(record: Record) -> str:
         f"{speed.lowest:,.1f} to {speed.highest:,.1f})",
         f"  memory   {max(each.peak_memory_bytes for each in usage.ranks) / 2**20:,.0f} MiB "
         "on the rank that needs most",
-        f"  load     {f'{load:.0%}' if usage.kind == 'gpu' else f'{load:.2f}'} {unit}{machine}",
+        f"  load     {load_of(usage)}{machine}",
     ]
     if record.split is not None:
         whole = record.split.step

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import math
 import os
 import resource
 import threading
@@ -20,6 +22,8 @@ from recipes.topology import Place
 
 _SECONDS_BETWEEN = 0.1  # two looks at a GPU, whose driver averages over 1/6 s or more
 
+_log = logging.getLogger(__name__)
+
 
 class Watch:
     """A step display that shows what another one does, and watches the measured steps meanwhile.
@@ -34,7 +38,8 @@ class Watch:
         self._display = display
         self._warmup = config.benchmark.warmup
         self._place = place
-        self._gpu = DeviceLoad() if uses_gpu(config) else None
+        self._on_gpu = uses_gpu(config)
+        self._device_load = device_load() if self._on_gpu else None
         self._begun: _Moment | None = None
         self._ended: _Moment | None = None
 
@@ -54,19 +59,20 @@ class Watch:
         """The training has ended."""
         self._display.stop()
         self._ended = _Moment()
-        if self._gpu is not None:
-            self._gpu.stop()
+        if self._device_load is not None:
+            self._device_load.stop()
 
     def peak_memory(self) -> int:
         """Bytes: allocated on the device, or resident in this process (getrusage(2)), so far."""
-        if self._gpu is not None:
+        if self._on_gpu:
             return int(paddle.device.cuda.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def load(self) -> float:
-        """Of the device, a fraction; on CPU the number of cores that this process kept busy."""
-        if self._gpu is not None:
-            return self._gpu.mean
+        """Of the device, a fraction, NaN where it cannot be read; on CPU the number of cores that
+        this process kept busy."""
+        if self._on_gpu:
+            return math.nan if self._device_load is None else self._device_load.mean
         begun, ended = self._measured()
         return float((ended.process - begun.process) / (ended.wall - begun.wall))
 
@@ -85,13 +91,16 @@ class Watch:
         Args:
             figures: [world size, 2], each rank's `peak_memory` and `load`.
         """
-        ranks = [RankUsage(i, int(memory), float(load)) for i, (memory, load) in enumerate(figures)]
-        return Usage("cpu" if self._gpu is None else "gpu", self.machine_load(), ranks)
+        ranks = [
+            RankUsage(rank, int(memory), None if math.isnan(load) else float(load))
+            for rank, (memory, load) in enumerate(figures)
+        ]
+        return Usage("gpu" if self._on_gpu else "cpu", self.machine_load(), ranks)
 
     def _begin(self) -> None:
         self._begun = _Moment()
-        if self._gpu is not None:
-            self._gpu.start()
+        if self._device_load is not None:
+            self._device_load.start()
 
     def _measured(self) -> tuple[_Moment, _Moment]:
         assert self._begun is not None
@@ -111,21 +120,36 @@ class _Moment:
         self.idle = float(machine.idle + machine.iowait)
 
 
+def device_load() -> DeviceLoad | None:
+    """The load of this rank's GPU; None, with a warning, where the driver does not tell it."""
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        found = DeviceLoad(nvml)
+        found.look()
+    except nvml.NVMLError as error:
+        _log.warning("the device's load cannot be read: %s", error)
+        return None
+    return found
+
+
 class DeviceLoad:
     """The share of time in which this rank's GPU ran a kernel, looked at by a thread.
 
     NVML averages over its own sample period (nvmlDeviceGetUtilizationRates); the mean of these is
     taken.
+
+    Args:
+        nvml: the module, initialised; `stop` shuts it down.
     """
 
-    def __init__(self) -> None:
-        self._nvml: Any = importlib.import_module("pynvml")
-        self._nvml.nvmlInit()
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
         number = int(paddle.device.get_device().rpartition(":")[2])
         self._handle = handle_of(self._nvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._looks: list[float] = []
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="device-load", daemon=True)
+        self._thread = threading.Thread(target=self._keep_looking, name="device-load", daemon=True)
 
     @property
     def mean(self) -> float:
@@ -143,9 +167,13 @@ class DeviceLoad:
             self._thread.join()
         self._nvml.nvmlShutdown()
 
-    def _look(self) -> None:
+    def look(self) -> float:
+        """What NVML says now, a fraction."""
+        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
+
+    def _keep_looking(self) -> None:
         while True:
-            self._looks.append(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
+            self._looks.append(self.look())
             if self._ended.wait(_SECONDS_BETWEEN):
                 return
 

@@ -267,8 +267,12 @@ def test_the_summary_has_the_figures() -> None:
     assert re.search(r"data wait +10\.0 ms +2%", text)
     assert re.search(r"communication +40\.0 ms +6%", text)
     gpu = record.summary(record.parse(a_record(gpu=True, split=False), HERE))
-    assert "90% of the device" in gpu
+    assert "90% of a device" in gpu
     assert "forward" not in gpu
+    silent = a_record(2, gpu=True)
+    for rank in silent["usage"]["ranks"]:
+        rank["load"] = None
+    assert "load     not known" in record.summary(record.parse(silent, HERE))
 
 
 def test_a_record_survives_its_own_dataclass() -> None:

@@ -64,7 +64,7 @@ def test_scaling_on_gpus_is_by_the_number_of_gpus() -> None:
     assert [row[3] for row in found] == ["98.0 to 102.0", "148.0 to 152.0", "298.0 to 302.0"]
     assert [row[4] for row in found] == ["1.00", "1.50", "3.00"]
     assert [row[5] for row in found] == ["100%", "75%", "75%"]
-    assert found[0][8] == "90%"
+    assert found[0][8] == "90% of a device"
     assert found[0][9] == "[one](results/one.json)"
     assert "There is no record of a GPU" not in page
     splits = rows(page, "data wait")

@@ -87,6 +87,7 @@ def test_the_files_hold_the_samples_and_the_machine(tmp_path: Path) -> None:
     data, page = table.write(ROWS, tmp_path, day)
     assert (data.name, page.name) == ("bench-2026-01-02.json", "bench-2026-01-02.md")
     content = json.loads(data.read_text())
+    assert content["schema"] == 1
     assert [row["ours"] for row in content["rows"]] == [row.ours for row in ROWS]
     assert [row["verdict"] for row in content["rows"]] == ["met", "missed"]
     assert content["rows"][0]["ratio"] == 40.0

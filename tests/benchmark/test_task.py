@@ -66,7 +66,7 @@ def test_a_benchmark_leaves_a_record(devices: int, tmp_path: Path) -> None:
     assert (found.split.phases["communication"] > 0) <= (devices > 1)
     assert len(found.split.steps) == devices
     assert all(2**27 < rank.peak_memory_bytes < 2**33 for rank in found.usage.ranks)
-    assert all(0 < rank.load <= (os.cpu_count() or 1) for rank in found.usage.ranks)
+    assert all(0 < (rank.load or 0) <= (os.cpu_count() or 1) for rank in found.usage.ranks)
     assert found.config["max_steps"] == 7
     assert found.config["topology"]["devices"] == devices
     expected = [*SMALL, f"topology.devices={devices}", "benchmark.name=mine"]

@@ -130,6 +130,9 @@ def test_the_figures_of_all_ranks_become_one_usage() -> None:
 class Nvml:
     """Four devices; the load of each is ten times its number, and it counts its readers."""
 
+    class NVMLError(Exception):
+        pass
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.looks: dict[int, int] = {}
@@ -189,15 +192,36 @@ def test_the_load_of_a_gpu_is_the_mean_of_the_looks(monkeypatch: pytest.MonkeyPa
     watch = a_watch(1, device="gpu")
     watch.start(3, 0)
     time.sleep(0.02)
-    assert nvml.looks == {}  # not in the warm-up
+    assert nvml.looks == {3: 1}  # whether it can be read, and no more in the warm-up
     watch.advance(1)
     time.sleep(0.05)
     watch.advance(2)
     watch.stop()
     assert list(nvml.looks) == [3]
-    assert nvml.looks[3] > 1
+    assert nvml.looks[3] > 2
     assert watch.load() == pytest.approx(0.3)
     assert watch.peak_memory() == 12345
     assert watch.usage([(12345, 0.3)]).kind == "gpu"
     assert nvml.calls == ["init", "shutdown"]
     assert not [each for each in threading.enumerate() if each.name == "device-load"]
+
+
+def test_a_load_that_cannot_be_read_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml = Nvml()
+
+    def refuse(_: int) -> Any:
+        raise Nvml.NVMLError("Not Supported")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("paddle.device.get_device", lambda: "gpu:0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with caplog.at_level("WARNING"):
+        watch = a_watch(0, device="gpu")
+    assert "the device's load cannot be read: Not Supported" in caplog.text
+    watch.start(1, 0)
+    watch.stop()
+    ranks = watch.usage([(1.0, watch.load()), (2.0, 0.5)]).ranks
+    assert [rank.load for rank in ranks] == [None, 0.5]

@@ -18,7 +18,7 @@ export VARIANT PYTHON
 TRAIN := train.py recipe=digits_resnet18 topology=1x2 $(ARGS)
 BIN := .venv/bin
 
-.PHONY: help setup train test test-faults test-clusters test-starts chaos parity records lint format lock base image clean
+.PHONY: help setup train test test-faults test-clusters test-starts chaos parity bench records lint format lock base image clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ parity: setup  ## train on every topology and compare the losses step by step (F
 	@$(if $(FULL),$(BIN)/python -m benchmarks.accuracy --setting "topology=1x1 sync_bn=true" \
 		--setting "topology=1x2 sync_bn=true" recipe=digits_resnet18)
 
+bench: setup  ## measure every claimed speed beside its peer; write benchmarks/results (10 minutes)
+	@docker/bench-packages.sh
+	@$(BIN)/python -m benchmarks.bench $(ARGS)
+
 records: setup  ## measure this machine's CPU anew, and render benchmarks/RESULTS.md (8 minutes)
 	@$(BIN)/python -m benchmarks.record $(ARGS)
 
@@ -73,5 +77,5 @@ image:  ## build the image fleet-recipes:VARIANT
 	@docker/build.sh
 
 clean:  ## remove .venv and all caches; outputs/, data/ and images stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench-packages .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

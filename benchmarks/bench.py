@@ -4,9 +4,9 @@
     python -m benchmarks.bench --rows memory "start time"
 
 Each row is a program of its own besides. The table goes to ``benchmarks/results``, as
-``bench-DATE.json`` and ``.md``, with the machine's facts. The exit status is 0 where every target is
-met, 1 where one is missed, 2 where a row could not be measured; the others are measured and written
-all the same.
+``bench-DATE.json`` and ``.md``, with the machine's facts. The exit status is 0 where every target
+is met, 1 where one is missed, 2 where a row could not be measured; the others are measured and
+written all the same.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import PIL.Image
 import simplejpeg
 
 from recipes.data.augmentation import Image
-from recipes.data.jpeg import Scratch, decode_exactly
-from recipes.data.jpeg_tiles import interval_for
+from recipes.data.jpeg import Scratch, decode_exactly, segments
+from recipes.data.jpeg_tiles import interval_for, with_table
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = (0, 1)  # its values that turn nothing; 0 is what some cameras write for "unknown"
@@ -121,7 +121,8 @@ def _encode(image: Image, quality: int, chroma: str) -> bytes:
     }
     flat = [number for option in options.items() for number in option]
     _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), flat)
-    return encoded.tobytes()
+    content = encoded.tobytes()
+    return with_table(content, segments(memoryview(content)))
 
 
 def _chroma(content: bytes) -> str:

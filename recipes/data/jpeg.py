@@ -131,7 +131,7 @@ def _cut_out(
     bottom = min(frame.height, box.top + box.height + rim)
     right = min(frame.width, box.left + box.width + rim)
     whole = Box(top, left, bottom - top, right - left)
-    part = cut(content, _segments(memoryview(content)), whole)
+    part = cut(content, segments(memoryview(content)), whole)
     if part is None:
         return content, frame, box
     frame = frame._replace(height=part.height, width=part.width)
@@ -201,7 +201,7 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
         return None
     view, height_at, in_order, tiled = memoryview(content), 0, False, False
     try:
-        for marker, place, end in _segments(view):
+        for marker, place, end in segments(view):
             if marker in _FRAMES:
                 height_at, in_order = place + 1, marker in _SEQUENTIAL and height_at == 0
             elif marker == RESTART_INTERVAL:
@@ -217,7 +217,7 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
     return Frame(int(height), int(width), height_at, in_order, tiled)
 
 
-def _segments(content: memoryview) -> Iterator[tuple[int, int, int]]:
+def segments(content: memoryview) -> Iterator[tuple[int, int, int]]:
     """The segments before the first scan: marker, and where its content starts and ends.
 
     Source: ITU-T T.81, B.1.1.4 and B.1.1.2.

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from recipes.data.augmentation import CROP_UNIFORMS, Box
 from recipes.data.conversion import _CHROMA, _encode
-from recipes.data.jpeg import Scratch, _segments, decode_random_crop
-from recipes.data.jpeg_tiles import Cut, cut, interval_for
+from recipes.data.jpeg import Scratch, decode_random_crop, segments
+from recipes.data.jpeg_tiles import Cut, cut, interval_for, with_table
 
 SAMPLINGS = _CHROMA
 
@@ -44,7 +44,7 @@ def decoded(content: bytes | bytearray) -> np.ndarray:
 
 
 def cut_out(content: bytes, box: Box) -> Cut | None:
-    return cut(content, _segments(memoryview(content)), box)
+    return cut(content, segments(memoryview(content)), box)
 
 
 @st.composite
@@ -74,6 +74,14 @@ def test_a_part_has_the_pixels_of_the_whole(data: st.DataObject, chroma: str, se
     whole = decoded(content)
     there = whole[part.top : part.top + part.height, part.left : part.left + part.width]
     assert (decoded(part.content) == there).all()
+    # A table of the tiles says what looking for them finds.
+    tabled = with_table(content, segments(memoryview(content)))
+    assert len(tabled) > len(content)
+    assert (decoded(tabled) == whole).all()
+    same = cut_out(tabled, box)
+    assert same is not None
+    assert same[1:] == part[1:]
+    assert (decoded(same.content) == there).all()
 
 
 def test_no_more_tiles_than_the_box_needs() -> None:
@@ -155,8 +163,25 @@ def test_a_damaged_header_or_scan_is_no_more_than_an_error(place: int, value: in
         assert len(part.content) <= len(content)
 
 
-def test_pillow_reads_what_is_cut() -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 19), st.integers(0, 255))
+def test_a_table_that_is_wrong_is_not_followed(place: int, value: int) -> None:
     content = encoded(picture(64, 80, 3), "420", 1)
+    tabled = bytearray(with_table(content, segments(memoryview(content))))
+    at = tabled.index(b"tiles\0") + 6 + 2 * place + 1
+    assume(tabled[at] != value)
+    tabled[at] = value
+    box = Box(20, 20, 30, 30)
+    part = cut_out(bytes(tabled), box)
+    assert part is None
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_pillow_reads_what_is_cut(table: bool) -> None:
+    content = encoded(picture(64, 80, 3), "420", 1)
+    if table:
+        content = with_table(content, segments(memoryview(content)))
+        PIL.Image.open(io.BytesIO(content)).verify()
     part = cut_out(content, Box(20, 20, 30, 30))
     assert part is not None
     with PIL.Image.open(io.BytesIO(part.content)) as image:

@@ -11,12 +11,15 @@ from nodes import Cluster
 
 pytest_plugins = ["container_fixtures", "fault_table"]
 
+# Not the short deadlines of runs that are to fail: nothing is wrong with these, however slow the
+# machine is that builds images and runs other tests meanwhile.
+RUN = ("hydra.run.dir=outputs/run", "deadlines.start=120", "deadlines.silence=60")
+
 
 @pytest.mark.parametrize("topology", ["2x2", "2x4"])
 def test_two_nodes_train_together(cluster: Cluster, topology: str, tmp_path: Path) -> None:
-    run = "hydra.run.dir=outputs/run"
     for number in (0, 1):
-        cluster.node(number, run, "max_steps=2", "deadlines.start=120", topology=topology)
+        cluster.node(number, *RUN, "max_steps=2", topology=topology)
     ended = cluster.ends("node0", "node1", seconds=280)
     assert {label: each.status for label, each in ended.items()} == {"node0": 0, "node1": 0}, ended
     cluster.copy("node0", "/workspace/outputs/run", tmp_path / "run0")
@@ -40,9 +43,8 @@ def test_two_nodes_train_together(cluster: Cluster, topology: str, tmp_path: Pat
 
 
 def test_docker_stop_on_one_node_saves_and_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    run = "hydra.run.dir=outputs/run"
     for number in (0, 1):
-        cluster.node(number, run, "epochs=50")
+        cluster.node(number, *RUN, "epochs=50")
     cluster.wait_for("node0", r"step +3/")
     stopped = docker("stop", "--time", "10", cluster.names["node1"])
     assert stopped.returncode == 0, stopped.stderr

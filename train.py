@@ -48,6 +48,10 @@ def run_as_parent() -> int:
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)
+        if folder.resolve() == Path.cwd():
+            raise config.ConfigError(
+                "hydra.run.dir is empty, or this very folder", "hydra.run.dir=outputs/NAME"
+            )
         statuses.append(1)  # until it is known
         statuses[-1] = in_one_message(lambda: launch.run(config.from_hydra(composed), folder)) or 0
         remove_if_empty(folder)

@@ -42,6 +42,7 @@ _RECORD_NAME = re.compile(r"(?!bench-)\w[\w.-]*", re.ASCII)
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
 IN_MEMORY = ("digits", "cifar10")  # datasets held as one array
 PHOTOGRAPHS = ("imagenet",)  # datasets of encoded images
+MOST_WORKERS = 256  # loader threads or processes of a rank: more than any machine has use for
 LOADERS = ("auto", "turbojpeg", "dali", "paddle")
 
 
@@ -424,6 +425,24 @@ def dump(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+def changes(before: str, after: str) -> list[str]:
+    """Where two configurations as YAML differ: ``key: value before -> value after``."""
+    old, new = (dict(_values(OmegaConf.create(text))) for text in (before, after))
+    return [
+        f"{key}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}"
+        for key in [*new, *(key for key in old if key not in new)]
+        if old.get(key, "not set") != new.get(key, "not set")
+    ]
+
+
+def _values(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, DictConfig):
+            yield from _values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def with_batch_sizes(config: Config) -> Config:
     """Derive `batch_size` from `global_batch_size`, or the other way round.
 
@@ -583,6 +602,8 @@ def _ranges(config: Config) -> Iterator[str]:
             yield f"{key}={number} must be a number that is not negative"
     if config.prepare.quality > 100:
         yield f"prepare.quality={config.prepare.quality} must be at most 100"
+    if config.dataset.workers > MOST_WORKERS:
+        yield f"dataset.workers={config.dataset.workers} must be at most {MOST_WORKERS} per rank"
     if config.seed >= 2**64:
         yield f"seed={config.seed} must be below 2**64"
     if not 0 <= config.schedule.final_lr_factor <= 1:

@@ -36,12 +36,15 @@ class Reading:
 class Meter:
     """Adds up loss and hits without waiting for the device.
 
+    Args:
+        since_event: what a run that is continued had counted, see `since_event`.
+
     What a step leaves is only kept, and added up for many steps at once: a kernel a step and number
     would cost a small model's step a hundredth of its time. The step at which a rank's loss was not
     finite first is found that way as well, so a run stops at the next reading with its number.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, since_event: tuple[float, int] = (0.0, 0)) -> None:
         self._place = place
         self._shares: list[paddle.Tensor] = []  # since the last fold, of every micro-batch
         self._right: list[paddle.Tensor] = []
@@ -49,6 +52,9 @@ class Meter:
         self._steps: list[int] = []
         self._loss = self._hits = self._zero()
         self._count = 0
+        if place.rank == 0:  # for all, as they are added up over the ranks
+            hits, self._count = since_event
+            self._hits = paddle.full([], hits, "float64")
         self._skipped = self._zero()
         self._first_bad = self._zero()  # the step's number; 0: none yet
 
@@ -111,6 +117,16 @@ class Meter:
         _refuse_non_finite(first_bad)
         self._hits, self._count = self._zero(), 0
         return Reading(loss, hits / count if count else 0.0, int(self._skipped.item()))
+
+    def since_event(self) -> tuple[float, int]:
+        """Right answers and samples since the last reading, over the ranks, for a checkpoint.
+
+        Every rank has to call this at the same step.
+        """
+        self._fold()
+        counted = paddle.stack([self._hits, paddle.full([], self._count, "float64")])
+        hits, count = distributed.sum_over_ranks(counted).tolist()
+        return hits, int(count)
 
     def check_finite(self) -> None:
         """Raise as `read` does, and leave the interval as it is."""

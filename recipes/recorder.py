@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recipes import distributed, telemetry
-from recipes.config import Config, dump
+from recipes.config import Config, changes, dump
 from recipes.data import Plan
 from recipes.data.loader import Batch
 from recipes.data.transfer import DeviceBatch
@@ -115,6 +115,11 @@ class Recorder:
             reading = meter.read()
             self._record_training(epoch, learning_rate, asdict(reading))
 
+    def position_now(self, meter: Meter) -> Position:
+        """The position with what the interval has counted so far; for all ranks at one step."""
+        hits, count = meter.since_event()
+        return replace(self.position, since_event=(hits, count))
+
     @property
     def save_due(self) -> bool:
         """Whether the configuration wants a checkpoint of this very step."""
@@ -217,6 +222,9 @@ class Recorder:
 
     def _open(self, run: telemetry.RunFolder) -> None:
         """Continue the run's records; what was logged after the checkpoint is superseded."""
+        if self.position.step and run.config.exists():
+            for change in changes(run.config.read_text(), dump(self._config)):
+                _log.info("from step %d on, %s", self.position.step + 1, change)
         telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)

@@ -30,6 +30,8 @@ class Position:
     samples: int = 0  # images seen over all ranks
     final: dict[str, Any] | None = None  # the last evaluation
     best: dict[str, Any] | None = None  # the evaluation with the best top-1
+    # Right answers and samples since the last train event, over all ranks.
+    since_event: tuple[float, int] = (0.0, 0)
 
 
 def identity(config: Config, train_size: int, num_classes: int) -> dict[str, Any]:

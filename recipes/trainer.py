@@ -90,7 +90,7 @@ def train(
     saver.restore_own()
     optimizer = fleet.distributed_optimizer(optimizer)
     normalise = Normalise(train_set, config.dtype)
-    meter = Meter(place)
+    meter = Meter(place, recorder.position.since_event)
     skipped = SkipCounter(train_set, config.dataset.max_skipped)
 
     while not (recorder.done and not recorder.evaluation_due):
@@ -139,7 +139,7 @@ def train(
                     break
                 if recorder.save_due and not recorder.evaluation_due:
                     meter.check_finite()  # before a broken model could replace a good checkpoint
-                    saver.save(recorder.position)
+                    saver.save(recorder.position_now(meter))
 
         recorder.pause()
         meter.check_finite()
@@ -148,7 +148,7 @@ def train(
             # makes every rank evaluate, and rank 0 save, the same model.
             distributed.average_over_ranks(batch_norm.running_statistics(model))
         if stopped or recorder.save_due:
-            saver.save(recorder.position)
+            saver.save(recorder.position_now(meter))
         if stopped:
             saver.finish()
             return recorder.result("interrupted")

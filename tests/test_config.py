@@ -151,7 +151,7 @@ def test_compose_for_a_rank_gives_the_run_folder_and_makes_nothing(
     assert (found.epochs, folder) == (3, Path("here/run"))
     assert list(tmp_path.iterdir()) == []
     _, folder = config.compose(CONF, ["recipe=digits_resnet18"])
-    assert re.fullmatch(r"outputs/\d{8}-\d{6}-digits_resnet18", str(folder))
+    assert re.fullmatch(r"outputs/\d{8}-\d{6}-\d{6}-digits_resnet18", str(folder))
 
 
 # --- what is refused
@@ -623,6 +623,7 @@ print(json.dumps({"status": status, "seconds": used.ru_utime + used.ru_stime, "h
     ("overrides", "message"),
     [
         ("foo=1", "error: unknown key foo"),
+        ("dataset.workers=500000", "error: dataset.workers=500000 must be at most 256"),
         ("epochs=abc", "error: epochs: Value 'abc'"),
         ("amp=o1 device=cpu", "error: amp.level=O1 has no effect on CPU"),
         ("task=evaluate", "error: task=evaluate needs a checkpoint"),
@@ -661,3 +662,29 @@ def getattr_path(node: Any, key: str) -> Any:
     for name in key.split("."):
         node = getattr(node, name)
     return node
+
+
+def test_changes_name_what_differs() -> None:
+    before = "seed: 1\noptimizer:\n  base_lr: 0.2\n  fused: false\nmilestones:\n- 1\n"
+    assert config.changes(before, before) == []
+    after = "seed: 1\noptimizer:\n  base_lr: 0.9\nmilestones:\n- 1\n- 2\nnew: null\n"
+    assert config.changes(before, after) == [
+        "optimizer.base_lr: 0.2 -> 0.9",
+        "milestones: [1] -> [1, 2]",
+        "new: not set -> None",
+        "optimizer.fused: False -> not set",
+    ]
+
+
+@pytest.mark.parametrize("folder", ["", "."])
+def test_a_run_is_not_left_in_the_working_folder(tmp_path: Path, folder: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={folder}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "error: hydra.run.dir is empty, or this very folder" in ended.stderr
+    assert ended.returncode == 2
+    assert list(tmp_path.iterdir()) == []

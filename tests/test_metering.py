@@ -151,3 +151,28 @@ def test_three_ranks(three_ranks: dict[str, list[Any]]) -> None:
         assert "step 4 on rank 1;" in found["one"]
         assert "step 3 on rank 1;" in found["earlier"]
         assert "step 6 on rank 0, 1;" in found["both"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(rights=st.lists(st.integers(0, 2), min_size=2, max_size=8), data=st.data())
+def test_a_continued_interval_is_read_as_if_it_had_not_been_interrupted(
+    rights: list[int], data: st.DataObject
+) -> None:
+    stop = data.draw(st.integers(0, len(rights)))
+
+    def play(meter: Meter, steps: range) -> None:
+        for number in steps:
+            labels = [1] * rights[number] + [0] * (2 - rights[number])
+            logits = paddle.to_tensor([[0.0, 1.0], [0.0, 1.0]])
+            meter.add(paddle.to_tensor(0.5), logits, paddle.to_tensor(labels))
+            meter.finish_step(number + 1, None)
+
+    whole, first = Meter(ALONE), Meter(ALONE)
+    play(whole, range(len(rights)))
+    play(first, range(stop))
+    assert first.since_event() == (sum(rights[:stop]), 2 * stop)
+    second = Meter(ALONE, first.since_event())
+    play(second, range(stop, len(rights)))
+    expected = whole.read()
+    assert expected.top1 == sum(rights) / (2 * len(rights))
+    assert second.read().top1 == expected.top1

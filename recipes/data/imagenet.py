@@ -17,6 +17,7 @@ from recipes.data.decoding import EXTENSIONS, read_file
 from recipes.data.photographs import PhotoDataset
 
 FOLDERS = {"train": "train", "eval": "val"}
+MOST_CLASSES = 1_000_000  # where they are counted by the highest label of a list
 LISTS = {"train": "train_list.txt", "eval": "val_list.txt"}
 
 
@@ -187,8 +188,7 @@ def _is_image(name: str) -> bool:
 def _from_lists(root: Path, split: str, num_classes: int | None) -> Listing:
     training = root / LISTS["train"]
     if num_classes is None:
-        counted_from = training if training.is_file() else root / LISTS["eval"]
-        num_classes = max(label for _, label in _lines(counted_from)) + 1
+        num_classes = _count_classes(training if training.is_file() else root / LISTS["eval"])
     path = root / LISTS[split]
     names, labels = zip(*_lines(path), strict=True)
     highest = int(np.argmax(labels))
@@ -204,10 +204,22 @@ def _from_lists(root: Path, split: str, num_classes: int | None) -> Listing:
     return Listing(FileNames(names), np.array(labels, np.int64), classes)
 
 
+def _count_classes(path: Path) -> int:
+    name, highest = max(_lines(path), key=lambda line: line[1])
+    if highest >= MOST_CLASSES:
+        raise UserError(
+            f"{path}: {name} has label {highest}, which is no class's number "
+            f"(0 .. {MOST_CLASSES - 1})",
+            "mend the list, or set dataset.num_classes",
+        )
+    return highest + 1
+
+
 def _lines(path: Path) -> list[tuple[str, int]]:
     """(relative path, label) of each line; the path may hold spaces."""
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        # With or without the byte-order mark that some editors write.
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", "each split needs its list file") from None
     lines = []

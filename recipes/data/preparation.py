@@ -214,7 +214,12 @@ def prepare_shards(
         order = _order(preparation, listings)
         done = _finished(preparation, order)
         if done is not None:
-            log(f"{preparation.output} is prepared already: {_summary(preparation, done)}")
+            log(
+                f"{preparation.output} is prepared already: {_summary(preparation, done)}\n"
+                "(not looked into: dataset.path=… prepare.verify=true checks its files; a source "
+                "whose images have other contents under the same names is prepared anew after "
+                "removing it)"
+            )
             return done
         with _claimed(preparation, order):
             manifest = _make(preparation, order, listings, display, log)

@@ -257,6 +257,10 @@ def test_list_files(tmp_path: Path) -> None:
         ("7", "line 1: '7' does not end in a label"),
         ("photos of pets/9 a.png 0", r"9 a\.png: no such file; entry 1 of .*train_list\.txt"),
         ("nowhere/9.png 0", r"nowhere/9\.png: no such file"),
+        (
+            "photos of pets/1 a.png 99999999999999999999",
+            r"1 a\.png has label 9+, which is no class",
+        ),
         ("\n\n", r"train_list\.txt: the list is empty"),
     ],
 )
@@ -264,6 +268,11 @@ def test_a_wrong_list_is_named(tmp_path: Path, lines: str, message: str) -> None
     with pytest.raises(UserError, match=message) as error:
         build(config(listed(tmp_path, lines)), "train", 0)
     assert error.value.remedy
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    dataset = build(config(listed(tmp_path, "\ufeffphotos of pets/1 a.png 2\n")), "train", 0)
+    assert str(dataset.path(0)).endswith("pets/1 a.png")
 
 
 def test_a_label_out_of_range_is_named(tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ class Recorder:
         """Continue the run's records; what was logged after the checkpoint is superseded."""
         if self.position.step and run.config.exists():
             for change in changes(run.config.read_text(), dump(self._config)):
-                _log.info("from step %d on, %s", self.position.step + 1, change)
+                if not change.startswith("resume:"):
+                    _log.info("from step %d on, %s", self.position.step + 1, change)
         telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)

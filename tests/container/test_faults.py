@@ -178,7 +178,7 @@ def test_a_node_with_another_paddle(cluster: Cluster, note: dict[str, Ended]) ->
 
 def test_a_rank_runs_out_of_memory(cluster: Cluster, note: dict[str, Ended]) -> None:
     # Enough to start and join, not enough for a step of this batch.
-    more = ("global_batch_size=2048", "dataset.image_size=32", "preflight=false")
+    more = ("global_batch_size=1400", "dataset.image_size=48", "preflight=false")
     cluster.node(0, *more)
     cluster.node(1, *more, options=("--memory", "1200m", "--memory-swap", "1200m"))
     note |= cluster.ends("node0", "node1", seconds=200)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 from ranks import run_ranks
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C mean something to what tests start: a shell's background job would ignore it, and
+    so would all of its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

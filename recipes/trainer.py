@@ -58,20 +58,10 @@ def train(
         UserError: the data, a checkpoint or the disk is not as it must be, or the loss is not
             finite.
     """
-    assert config.batch_size is not None
-    assert config.global_batch_size is not None
     check_shared_memory(config)
     train_set = data.build(config.dataset, "train", config.seed)
     eval_set = data.build(config.dataset, "eval", config.seed)
-    plan = data.Plan(
-        size=len(train_set),
-        global_batch=config.global_batch_size,
-        seed=config.seed,
-        rank=place.rank,
-        world_size=place.world_size,
-        accumulate=config.accumulate,
-        shuffle=config.dataset.shuffle,
-    )
+    plan = data.Plan.of(config, len(train_set), place)
 
     # One seed on every rank: all start from the same weights. The model has to be complete, its
     # sync-BN and AMP included, before Fleet wraps it.

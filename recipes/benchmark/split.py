@@ -157,17 +157,8 @@ def instrumented(config: Config, place: Place, pulse: Pulse, warmup: int, measur
         pulse: shows the parent that this rank moves on.
         warmup: steps before.
     """
-    assert config.global_batch_size is not None
     train_set = data.build(config.dataset, "train", config.seed)
-    plan = data.Plan(
-        size=len(train_set),
-        global_batch=config.global_batch_size,
-        seed=config.seed,
-        rank=place.rank,
-        world_size=place.world_size,
-        accumulate=config.accumulate,
-        shuffle=config.dataset.shuffle,
-    )
+    plan = data.Plan.of(config, len(train_set), place)
     paddle.seed(config.seed)
     model = models.prepare(config, train_set)
     schedule = optimization.build_schedule(config, plan.steps_per_epoch)

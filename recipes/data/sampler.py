@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.config import UserError
+from recipes.config import Config, UserError
+from recipes.topology import Place
 
 SampleKey = tuple[int, int]
 """(epoch, index): all that a sample's augmentation depends on, besides the run's seed."""
@@ -114,6 +115,26 @@ class Plan:
                 "use fewer devices, a smaller accumulate, a larger global_batch_size "
                 "or a larger dataset",
             )
+
+    @classmethod
+    def of(cls, config: Config, size: int, place: Place) -> Plan:
+        """The plan of a rank in a configured training.
+
+        Args:
+            config: checked, with its batch sizes filled in.
+            size: samples in the training set.
+            place: the rank.
+        """
+        assert config.global_batch_size is not None
+        return cls(
+            size=size,
+            global_batch=config.global_batch_size,
+            seed=config.seed,
+            rank=place.rank,
+            world_size=place.world_size,
+            accumulate=config.accumulate,
+            shuffle=config.dataset.shuffle,
+        )
 
     @property
     def steps_per_epoch(self) -> int:

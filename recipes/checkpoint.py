@@ -33,6 +33,7 @@ import numpy as np
 import safetensors
 
 from recipes.config import UserError
+from recipes.disk import sync_folder
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = (
@@ -136,7 +137,7 @@ def save(folder: Path, snapshot: Snapshot, *, best: bool, keep: int) -> Path:
         _point(folder / "last", final.name)
         if best:
             _point(folder / "best", final.name)
-        _sync(folder)
+        sync_folder(folder)
         _prune(folder, keep)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -169,7 +170,7 @@ def mark_best(folder: Path, step: int) -> None:
     """Let ``best`` point to the checkpoint of a step, if that is still there."""
     if (folder / name_of(step)).is_dir():
         _point(folder / "best", name_of(step))
-        _sync(folder)
+        sync_folder(folder)
 
 
 class Writer:
@@ -541,7 +542,7 @@ def _write_folder(partial: Path, files: Mapping[str, bytes], sequence: int) -> N
     for name, data in files.items():
         _write_file(partial / name, data)
     _write_file(partial / MANIFEST, _manifest(files, sequence))
-    _sync(partial)
+    sync_folder(partial)
 
 
 def _write_file(path: Path, data: bytes) -> None:
@@ -549,14 +550,6 @@ def _write_file(path: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _publish(partial: Path, final: Path) -> None:
@@ -567,7 +560,7 @@ def _publish(partial: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     partial.rename(final)
-    _sync(final.parent)
+    sync_folder(final.parent)
     if replaced is not None:
         shutil.rmtree(replaced)
 

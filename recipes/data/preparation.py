@@ -53,6 +53,7 @@ from recipes.data.shards import (
     shard_name,
     verify,
 )
+from recipes.disk import sync_folder
 from recipes.progress import StepDisplay
 
 _LOCK = "lock"
@@ -480,7 +481,7 @@ class _Split:
         _sync_and_close(shard.stream)
         _write_whole(self._rows_path(number), _npy(np.array(shard.rows, ROW)))
         (self._preparation.unfinished / name).replace(self._preparation.output / name)
-        _sync_folder(self._preparation.output)
+        sync_folder(self._preparation.output)
         record = ShardRecord(
             file=FileRecord(name, shard.size, shard.digest.hexdigest()),
             first=shard.first,
@@ -634,7 +635,7 @@ def _write_whole(path: Path, data: bytes) -> FileRecord:
         stream.write(data)
         _sync_and_close(stream)
     partial.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return FileRecord(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -642,14 +643,6 @@ def _sync_and_close(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
     stream.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_error(error: OSError, preparation: Preparation) -> UserError:

@@ -417,33 +417,42 @@ _SIDES: dict[str, Callable[[Path], Iterator[int]]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the rows, print the table."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="benchmarks.loaders", description=summary)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What all measurements of loaders can be told."""
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="that each repetition takes")
     parser.add_argument("--photographs", type=int, default=640, help="how many to make")
     parser.add_argument("--folder", type=Path, help="where the data is kept; else made anew")
     parser.add_argument("--dali", type=Path, default=DALI, help="packages with NVIDIA DALI")
+
+
+@contextlib.contextmanager
+def measuring_of(options: argparse.Namespace) -> Iterator[Measuring]:
+    """The options of `add_options`; a folder that was made for the data goes in the end."""
+    with contextlib.ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        yield Measuring(
+            folder, options.photographs, options.repetitions, options.seconds, options.dali
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the rows, print the table."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="benchmarks.loaders", description=summary)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    add_options(parser)
     parser.add_argument("--serve", nargs=3, metavar=("SIDE", "CORES", "DATA"), help="internal")
     options = parser.parse_args(arguments)
     if options.serve:
         name, cores, data = options.serve
         _serve(name, int(cores), Path(data))
         return 0
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(told())
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        measuring = Measuring(
-            folder, options.photographs, options.repetitions, options.seconds, options.dali
-        )
+    with told(), measuring_of(options) as measuring:
         rows = [ROWS[name](measuring) for name in options.rows]
-        print(table.text(rows))
-        return 0 if all(row.met for row in rows) else 1
-    raise AssertionError("told() ends the program")
+    print(table.text(rows))
+    return 0 if all(row.met for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ speeds is one of sizes. The exit status is 0 where the ratio reaches its target.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
 import time
@@ -20,11 +19,12 @@ from pathlib import Path
 
 from benchmarks import table
 from benchmarks.loaders import (
-    DALI,
     PHOTO_WORKERS,
     Measuring,
+    add_options,
     check_dali,
     measure,
+    measuring_of,
     row,
 )
 from benchmarks.pictures import make_photographs
@@ -149,23 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="benchmarks.prepared", description=summary)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="that each repetition takes")
-    parser.add_argument("--photographs", type=int, default=640, help="how many to make")
-    parser.add_argument("--folder", type=Path, help="where the data is kept; else made anew")
-    parser.add_argument("--dali", type=Path, default=DALI, help="packages with NVIDIA DALI")
+    add_options(parser)
     options = parser.parse_args(arguments)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(told())
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        measuring = Measuring(
-            folder, options.photographs, options.repetitions, options.seconds, options.dali
-        )
+    with told(), measuring_of(options) as measuring:
         found = prepared_row(measuring)
-        print(table.text([found]), "\n", render_sizes(measure_sizes(folder)), sep="\n")
-        return 0 if found.met else 1
-    raise AssertionError("told() ends the program")
+        sizes = measure_sizes(measuring.folder)
+    print(table.text([found]), "\n", render_sizes(sizes), sep="\n")
+    return 0 if found.met else 1
 
 
 if __name__ == "__main__":

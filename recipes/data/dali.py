@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +20,11 @@ from recipes.config import UserError
 from recipes.data.augmentation import CROP_UNIFORMS, choose_crop
 from recipes.data.base import Arrays, Stream, stack
 from recipes.data.decoding import decode
+from recipes.data.decoding_threads import portions
 from recipes.data.jpeg import read_frame
 from recipes.data.photographs import PhotoDataset
 from recipes.data.randomness import sample_uniforms
 from recipes.data.sampler import SampleKey
-
-_FEEDS = ("content", "start", "shape", "flip")
 
 
 class _Encoded(NamedTuple):
@@ -37,19 +35,35 @@ class _Encoded(NamedTuple):
     width: int
 
 
+class _Chosen(NamedTuple):
+    """Some images of a batch, and what is to become of them."""
+
+    contents: list[NDArray[np.uint8]]  # files
+    boxes: NDArray[np.int32]  # [n, 4]: top, left, height, width
+    flips: NDArray[np.int32]  # [n]: 1, to be mirrored
+    sources: NDArray[np.int64]  # [n]
+
+
+class _Reading(NamedTuple):
+    keys: list[SampleKey]
+    parts: list[Future[_Chosen]]  # in the order of the samples
+
+
 class _Pending(NamedTuple):
     keys: list[SampleKey]
     arrays: Arrays  # but for the images
-    feeds: dict[str, list[NDArray[Any]]]  # name to one array per sample
+    feeds: dict[str, Any]  # name to what DALI is given
 
 
 class DaliPipeline(Stream):
     """Reads ahead through a DALI pipeline. For augmented images.
 
-    A batch's `images` are a Paddle tensor on the GPU, or with device="cpu" an array.
+    Files are read by threads of the rank, `prefetch` batches ahead of DALI, which is as many ahead
+    of the one asked for. A batch's `images` are a Paddle tensor on the GPU, or with device="cpu" an
+    array.
 
     Args:
-        dataset: read as it is kept. What is not an upright JPEG, whole and in colours that DALI
+        dataset: read as it is kept. What is not an upright JPEG, whole and in colours that nvJPEG
             takes for what they are, is decoded by Pillow and handed on as BMP.
         keys: the samples of each batch, of one epoch; the first batch is the largest.
         threads: of DALI, and as many that read files.
@@ -69,8 +83,13 @@ class DaliPipeline(Stream):
         self._dataset, self._keys, self._device = dataset, iter(keys), device
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reading")
+        self._reading: deque[_Reading] = deque()
+        self._pending: deque[_Pending] = deque()
+        self._pipeline: Any = None
         try:
-            self._pending = deque(self._read(keys) for keys in islice(self._keys, prefetch))
+            for _ in range(2 * prefetch):
+                self._read_ahead()
+            self._pending.extend(self._read() for _ in range(min(prefetch, len(self._reading))))
         except BaseException:
             self.close()
             raise
@@ -87,8 +106,8 @@ class DaliPipeline(Stream):
             raise
 
     def _next(self) -> Arrays:
-        keys = next(self._keys, None)
-        following = None if keys is None else self._read(keys)
+        self._read_ahead()
+        following = self._read() if self._reading else None
         try:
             (images,) = self._pipeline.share_outputs(self._stream())
             self._pipeline.release_outputs()
@@ -103,8 +122,9 @@ class DaliPipeline(Stream):
     def close(self) -> None:
         """End the threads, and DALI's."""
         self._keys = iter(())
-        self._pending = deque()
-        self._pipeline: Any = None
+        self._pipeline = None
+        self._pending.clear()
+        self._reading.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _next_without_dali(self, following: _Pending | None, error: RuntimeError) -> Arrays:
@@ -143,33 +163,59 @@ class DaliPipeline(Stream):
         for name, arrays in pending.feeds.items():
             self._pipeline.feed_input(name, arrays)
 
-    def _read(self, keys: list[SampleKey]) -> _Pending:
-        dataset, epoch = self._dataset, keys[0][0]
+    def _read_ahead(self) -> None:
+        """Have the threads begin to read the next batch, if there is one."""
+        keys = next(self._keys, None)
+        if keys is None:
+            return
         indices = np.array([index for _, index in keys], np.int64)
-        uniforms = sample_uniforms(dataset.seed, epoch, indices, CROP_UNIFORMS)
-        read = list(self._pool.map(self._encoded, indices.tolist()))
-        feeds: dict[str, list[NDArray[Any]]] = {name: [] for name in _FEEDS}
-        for (image, _), numbers in zip(read, uniforms, strict=True):
-            box = choose_crop(numbers[1:], image.height, image.width)
-            feeds["content"].append(image.content)
-            feeds["start"].append(np.array([box.top, box.left], np.int32))
-            feeds["shape"].append(np.array([box.height, box.width], np.int32))
-            feeds["flip"].append(np.array(numbers[0] < 0.5, np.int32))
-        sources = np.array([source for _, source in read], np.int64)
-        no_images = np.empty(0, np.uint8)
-        return _Pending(keys, Arrays(no_images, dataset.labels[sources], indices, sources), feeds)
+        parts = [
+            self._pool.submit(self._choose, keys[0][0], indices[rows])
+            for rows in portions(len(keys), self._threads)
+        ]
+        self._reading.append(_Reading(keys, parts))
 
-    def _encoded(self, index: int) -> tuple[_Encoded, int]:
-        """A training sample, and which one was read in its place. Runs in a thread."""
-        encoded, source = self._dataset.read(index, self._encode)
-        assert encoded is not None
-        return encoded, source
+    def _read(self) -> _Pending:
+        """The first batch that is being read, once it has been."""
+        keys, parts = self._reading.popleft()
+        read = [part.result() for part in parts]
+        boxes = np.concatenate([part.boxes for part in read])
+        sources = np.concatenate([part.sources for part in read])
+        feeds = {
+            "content": [content for part in read for content in part.contents],
+            "start": np.ascontiguousarray(boxes[:, :2]),
+            "shape": np.ascontiguousarray(boxes[:, 2:]),
+            "flip": np.concatenate([part.flips for part in read]),
+        }
+        indices = np.array([index for _, index in keys], np.int64)
+        no_images = np.empty(0, np.uint8)
+        return _Pending(
+            keys, Arrays(no_images, self._dataset.labels[sources], indices, sources), feeds
+        )
+
+    def _choose(self, epoch: int, indices: NDArray[np.int64]) -> _Chosen:
+        """Read some samples, and choose their crops. Runs in a thread."""
+        dataset = self._dataset
+        uniforms = sample_uniforms(dataset.seed, epoch, indices, CROP_UNIFORMS)
+        contents, boxes, sources = [], [], []
+        for index, numbers in zip(indices.tolist(), uniforms, strict=True):
+            image, source = dataset.read(index, self._encode)
+            assert image is not None
+            contents.append(image.content)
+            boxes.append(choose_crop(numbers[1:], image.height, image.width))
+            sources.append(source)
+        return _Chosen(
+            contents,
+            np.array(boxes, np.int32),
+            (uniforms[:, 0] < 0.5).astype(np.int32),
+            np.array(sources, np.int64),
+        )
 
     def _encode(self, source: int) -> _Encoded:
         content = self._dataset.content(source)
         if not isinstance(content, np.ndarray):
             frame = read_frame(content)
-            if frame is not None and frame.rows_in_order:
+            if frame is not None and frame.rows_in_order and frame.colours != "RGB":
                 return _Encoded(np.frombuffer(content, np.uint8), frame.height, frame.width)
             content = decode(content, self._dataset.path(source))
         bitmap = io.BytesIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 
 import numpy as np
@@ -32,12 +33,27 @@ def read_file(path: str) -> bytes:
         UnreadableImage: it is missing, empty or cannot be read, naming the path and the reason.
     """
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a third of the time)
-            content = file.read()
+        content = _content(path)
     except OSError as error:
         raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
     if not content:
         raise UnreadableImage(f"{path}: the file is empty")
+    return content
+
+
+def _content(path: str) -> bytes:
+    """What `pathlib.Path.read_bytes` gives, by four calls of the system where it takes seven.
+
+    At each of them threads hand over Python's lock, which is what holds many of them back.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        content = os.read(file, size)
+        while len(content) < size and (more := os.read(file, size - len(content))):
+            content += more  # a call reads 2 GB at most
+    finally:
+        os.close(file)
     return content
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +28,13 @@ from recipes.data.sampler import SampleKey
 # Images that a thread takes at once: few enough to share a batch out, enough to make the 30
 # microseconds of handing work to a thread small beside decoding.
 _TAKEN = 8
+
+
+def portions(count: int, threads: int) -> Iterator[slice]:
+    """The samples of a batch, by what a thread takes at once."""
+    taken = min(_TAKEN, -(-count // threads))
+    for first in range(0, count, taken):
+        yield slice(first, min(first + taken, count))
 
 
 class _Pending(NamedTuple):
@@ -96,12 +103,9 @@ class DecodingThreads(Stream):
             np.array([index for _, index in keys], np.int64),
             np.empty(count, np.int64),
         )
-        taken = min(_TAKEN, -(-count // self._threads))
         parts = [
-            self._pool.submit(
-                self._fill, keys[0][0], arrays, slice(first, min(first + taken, count))
-            )
-            for first in range(0, count, taken)
+            self._pool.submit(self._fill, keys[0][0], arrays, rows)
+            for rows in portions(count, self._threads)
         ]
         self._pending.append(_Pending(arrays, parts))
 

@@ -56,6 +56,7 @@ class Frame(NamedTuple):
     height_at: int  # where in the file the height stands, as two bytes
     rows_in_order: bool  # the whole file is one sequential frame, with its end
     tiled: bool  # it has restart markers
+    colours: str  # as they are kept: YCbCr, RGB or Gray
 
 
 def decode_exactly(content: bytes | memoryview, name: str, scratch: Scratch) -> Image:
@@ -214,7 +215,7 @@ def read_frame(content: bytes | memoryview) -> Frame | None:
     if colours not in _COLOURS or height_at == 0:
         return None
     in_order = in_order and bytes(view[-2:]) == _END_OF_IMAGE
-    return Frame(int(height), int(width), height_at, in_order, tiled)
+    return Frame(int(height), int(width), height_at, in_order, tiled, colours)
 
 
 def segments(content: memoryview) -> Iterator[tuple[int, int, int]]:

@@ -377,13 +377,19 @@ def _through_paddle(dataset: Any, batch: int, workers: int) -> Iterator[int]:
             yield int(images.shape[0])
 
 
-def _dali(root: Path) -> Iterator[int]:
-    """DALI's own reader, order and random numbers; the same distribution of crops, uint8 out."""
+def dali_on_cpu(
+    root: Path, threads: int = PHOTO_WORKERS, batch: int = PHOTO_BATCH
+) -> Iterator[int]:
+    """DALI's own reader, order and random numbers; the same distribution of crops, uint8 out.
+
+    Yields:
+        How many images a batch has, without an end.
+    """
     from nvidia.dali import Pipeline, fn, types
 
     from recipes.data.augmentation import CROP_ATTEMPTS, CROP_RATIO, CROP_SCALE
 
-    pipeline: Any = Pipeline(batch_size=PHOTO_BATCH, num_threads=PHOTO_WORKERS, device_id=None)
+    pipeline: Any = Pipeline(batch_size=batch, num_threads=threads, device_id=None)
     with pipeline:
         content, label = fn.readers.file(file_root=str(root / "train"), random_shuffle=True)
         image = fn.decoders.image_random_crop(
@@ -413,7 +419,7 @@ _SIDES: dict[str, Callable[[Path], Iterator[int]]] = {
     "prepared": lambda data: _our_photographs(data / "prepared" / "prepared"),
     "prepared raw": lambda data: _our_photographs(data / "prepared" / "prepared raw"),
     "cv2 and DataLoader": _cv2_and_data_loader,
-    "DALI": _dali,
+    "DALI": dali_on_cpu,
 }
 
 

@@ -67,8 +67,8 @@ def prepared_row(measuring: Measuring) -> Row:
     """
     check_dali(measuring.dali)
     make_photographs(measuring.folder, measuring.photographs)
-    for name, conversion in SIDES.items():
-        make_prepared(measuring.folder, name, conversion)
+    for name in SIDES:
+        make_prepared(measuring.folder, name)
     names = ["prepared", "photographs", "prepared raw", "DALI"]
     rates = measure(names, measuring.folder, PHOTO_WORKERS, measuring)
     usual = SIDES["prepared"]
@@ -102,10 +102,15 @@ def _size(folder: Path, conversion: Conversion) -> Size:
     return Size(conversion, before / images, stored / images, images / seconds)
 
 
-def make_prepared(folder: Path, name: str, conversion: Conversion) -> None:
-    """Have a prepared dataset of the photographs as ``prepared/NAME`` below their folder."""
-    preparation = _preparation(folder, folder / "prepared" / name, conversion)
+def make_prepared(folder: Path, name: str) -> None:
+    """Have a prepared dataset of the photographs in `prepared_folder`, of the settings `name`."""
+    preparation = _preparation(folder, prepared_folder(folder, name), SIDES[name])
     prepare_shards(preparation, NoDisplay(), lambda _: None)
+
+
+def prepared_folder(folder: Path, name: str) -> Path:
+    """Where a prepared dataset of the photographs is: below their folder."""
+    return folder / "prepared" / name
 
 
 def _preparation(folder: Path, output: Path, conversion: Conversion) -> Preparation:

@@ -51,7 +51,7 @@ def test_every_side_loads_every_image_once_an_epoch(
     if photographs:
         pictures.make_photographs(tmp_path, 6)
     if name in prepared.SIDES:
-        prepared.make_prepared(tmp_path, name, prepared.SIDES[name])
+        prepared.make_prepared(tmp_path, name)
     epoch = 6 if photographs else 1500
     batches = loaders._SIDES[name](tmp_path if photographs else archive)
     count = 0

@@ -16,10 +16,10 @@ from recipes.data import build
 
 def test_the_sides_are_prepared_of_the_photographs(tmp_path: Path) -> None:
     make_photographs(tmp_path, 20)
-    for name, conversion in prepared.SIDES.items():
+    for name in prepared.SIDES:
         for _ in range(2):  # the second time finds it done
-            prepared.make_prepared(tmp_path, name, conversion)
-        path = str(tmp_path / "prepared" / name)
+            prepared.make_prepared(tmp_path, name)
+        path = str(prepared.prepared_folder(tmp_path, name))
         dataset = build(DatasetConfig(name="imagenet", path=path, image_size=224), "train", 0)
         assert len(dataset) == 20
         assert len(dataset.classes) == 10

@@ -30,9 +30,9 @@ from recipes.data.sampler import SampleKey
 _TAKEN = 8
 
 
-def portions(count: int, threads: int) -> Iterator[slice]:
-    """The samples of a batch, by what a thread takes at once."""
-    taken = min(_TAKEN, -(-count // threads))
+def portions(count: int, workers: int, most: int = _TAKEN) -> Iterator[slice]:
+    """The samples of a batch, by what a thread or process takes at once: `most` or fewer."""
+    taken = min(most, -(-count // workers))
     for first in range(0, count, taken):
         yield slice(first, min(first + taken, count))
 
@@ -110,21 +110,7 @@ class DecodingThreads(Stream):
         self._pending.append(_Pending(arrays, parts))
 
     def _fill(self, epoch: int, batch: Arrays, rows: slice) -> None:
-        """Read some of a batch's `indices` into its other arrays. Runs in a thread."""
-        dataset, scratch = self._dataset, self._scratch()
-        indices = batch.indices[rows]
-        uniforms: Iterable[NDArray[np.float64] | None] = [None] * len(indices)
-        if dataset.augment:
-            uniforms = sample_uniforms(dataset.seed, epoch, indices, CROP_UNIFORMS)
-        for row, index, numbers in zip(
-            range(rows.start, rows.stop), indices.tolist(), uniforms, strict=True
-        ):
-            out = batch.images[row]
-            image, source = dataset.read(index, partial(_read, dataset, scratch, out, numbers))
-            if image is None:
-                out[...] = 0
-            batch.labels[row] = UNREADABLE_LABEL if image is None else dataset.labels[source]
-            batch.sources[row] = source
+        fill(self._dataset, epoch, batch, rows, self._scratch())
 
     def _scratch(self) -> Scratch:
         """This thread's own."""
@@ -132,6 +118,31 @@ class DecodingThreads(Stream):
             self._own.scratch = Scratch()
         scratch: Scratch = self._own.scratch
         return scratch
+
+
+def fill(dataset: PhotoDataset, epoch: int, batch: Arrays, rows: slice, scratch: Scratch) -> None:
+    """Read some of a batch's `indices` into its other arrays. Runs in any thread.
+
+    Args:
+        batch: its images are contiguous.
+        scratch: the thread's own.
+
+    Raises:
+        UserError: an image cannot be read.
+    """
+    indices = batch.indices[rows]
+    uniforms: Iterable[NDArray[np.float64] | None] = [None] * len(indices)
+    if dataset.augment:
+        uniforms = sample_uniforms(dataset.seed, epoch, indices, CROP_UNIFORMS)
+    for row, index, numbers in zip(
+        range(rows.start, rows.stop), indices.tolist(), uniforms, strict=True
+    ):
+        out = batch.images[row]
+        image, source = dataset.read(index, partial(_read, dataset, scratch, out, numbers))
+        if image is None:
+            out[...] = 0
+        batch.labels[row] = UNREADABLE_LABEL if image is None else dataset.labels[source]
+        batch.sources[row] = source
 
 
 def _read(

@@ -263,7 +263,7 @@ class ShardReader:
     """The images of one split, in any order, by memory maps.
 
     Any thread may read, and so may processes that are forked from this one: all that changes in a
-    reader is which images have been checked, each on its own.
+    reader is which images have been checked, each on its own, which all of them know.
 
     Args:
         root: the prepared dataset's folder.
@@ -285,7 +285,7 @@ class ShardReader:
         _check_rows(root / record.index.name, rows, record, len(manifest.classes), self._raw)
         self._rows, self._names = rows, _map(root / record.names.name)
         self._maps = [memoryview(_map(path)) for path in self._files]
-        self._intact = np.zeros(len(rows), np.bool_)
+        self._intact = np.frombuffer(mmap.mmap(-1, max(1, len(rows))), np.bool_)
         self.labels: NDArray[np.int64] = rows["label"].astype(np.int64)
 
     def __len__(self) -> int:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
-import gc
 import multiprocessing.util
 import os
 import shutil
-import signal
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ from numpy.typing import NDArray
 
 from recipes.config import Config, UserError, chosen_loader
 from recipes.data.base import Arrays, ImageDataset, Sample, Stream, stack
+from recipes.data.forked import live_with_rank, no_collection
 from recipes.data.sampler import SampleKey
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,7 +26,6 @@ _MIB = 1 << 20
 _HELD_BY_RANK = 2  # the batch in the training step and the one on its way to it
 _STOP_TIMEOUT_S = 10.0
 _FEEDER_TIMEOUT_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 def worker_processes(config: Config) -> int:
@@ -95,7 +91,7 @@ class WorkerProcesses(Stream):
             places=paddle.CPUPlace(),
             worker_init_fn=lambda _: _set_up_worker(rank_process),
         )
-        with _no_collection():
+        with no_collection():
             self._iterator: Any = iter(loader)
         # Before multiprocessing's own exit, which would wait for workers that SIGTERM does not end.
         atexit.register(self.close)
@@ -138,18 +134,6 @@ class WorkerProcesses(Stream):
             worker.join()
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector off; processes forked meanwhile start with it off."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _Caught:
     """A dataset whose errors are values.
 
@@ -184,34 +168,18 @@ def _stack_or_failure(samples: list[Sample | Exception]) -> list[Any]:
 
 
 def _set_up_worker(rank_process: int) -> None:
-    """In a new worker: live as long as the rank, use one core, leave nothing in shared memory.
-
-    Paddle's workers look whether their parent lives only when work arrives, so a killed rank would
-    leave them waiting for ever. Ctrl-C and SIGTERM reach every process of a job; what they mean is
-    the rank's decision, and it needs its workers until it has ended what it does.
-    """
-    import cv2
+    """In a new worker: live as long as the rank, leave nothing in shared memory."""
     from paddle.base import core
 
-    def end_with_rank(*_: object) -> None:
-        if os.getppid() != rank_process:
-            core._cleanup_mmap_fds()  # type: ignore[attr-defined]
-            os._exit(1)
+    def unlink() -> None:
+        core._cleanup_mmap_fds()  # type: ignore[attr-defined]
 
     def clean_up() -> None:
         # Paddle has cleaned up already, but its queue may have passed another batch since then.
         for thread in threading.enumerate():
             if thread.name == "QueueFeederThread":
                 thread.join(_FEEDER_TIMEOUT_S)
-        core._cleanup_mmap_fds()  # type: ignore[attr-defined]
+        unlink()
 
-    # Garbage of the rank must not be collected here: a reader of an earlier loader would join a
-    # C++ thread that a forked process does not have, and abort.
-    gc.freeze()
-    gc.enable()
-    signal.signal(signal.SIGINT, end_with_rank)
-    signal.signal(signal.SIGTERM, end_with_rank)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    end_with_rank()  # the rank may have died before the call above
+    live_with_rank(rank_process, unlink)
     multiprocessing.util.Finalize(None, clean_up, exitpriority=-100)
-    cv2.setNumThreads(0)

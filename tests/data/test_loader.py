@@ -24,6 +24,8 @@ from recipes.config import Config, DatasetConfig, UserError
 from recipes.data import Plan, build
 from recipes.data.base import ImageDataset, Sample, stack
 from recipes.data.decoding import UnreadableImage
+from recipes.data.decoding_processes import DecodingProcesses
+from recipes.data.decoding_threads import DecodingThreads
 from recipes.data.loader import (
     Batch,
     EvaluationBatch,
@@ -55,7 +57,8 @@ class Place(NamedTuple):
 
 
 PADDLE = [Place("paddle", 0), Place("paddle", 2)]
-EVERY = [*PADDLE, Place("memory", 0), Place("turbojpeg", 1), Place("turbojpeg", 3)]
+THREAD, PROCESSES = Place("turbojpeg", 1), Place("turbojpeg", 3)
+EVERY = [*PADDLE, Place("memory", 0), THREAD, PROCESSES]
 
 
 @pytest.fixture(scope="module")
@@ -194,23 +197,39 @@ def test_a_batch_holds_the_plans_samples(place: Place, photos: Path) -> None:
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2))
-def test_threads_change_nothing(
-    photos: Path, threads: int, prefetch: int, epoch: int, first_step: int
+@given(
+    st.sampled_from([DecodingThreads, DecodingProcesses]),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.integers(0, 2),
+)
+def test_threads_and_processes_change_nothing(
+    photos: Path,
+    kind: type[DecodingThreads | DecodingProcesses],
+    decoders: int,
+    prefetch: int,
+    epoch: int,
+    first_step: int,
 ) -> None:
-    runs = [
-        of(Place("turbojpeg", workers), photos, prefetch=ahead)
-        for workers, ahead in ((1, 1), (threads, prefetch))
-    ]
-    dataset = build(runs[0].dataset, "train", 5)
-    alone, helped = (list(train_loader(dataset, plan(), epoch, first_step, run)) for run in runs)
+    run = of(THREAD, photos, prefetch=1)
+    dataset = build(run.dataset, "train", 5)
+    assert isinstance(dataset, PhotoDataset)
+    keys = [micro.keys for micro in plan().micro_batches(epoch, first_step)]
+    alone = list(train_loader(dataset, plan(), epoch, first_step, run))
+    helped = list(kind(dataset, keys, decoders, prefetch))
     assert len(alone) == len(helped) > 0
-    assert all(same(a, b) for a, b in zip(alone, helped, strict=True))
+    for one, other in zip(alone, helped, strict=True):
+        for field in other._fields:
+            assert (getattr(one, field) == getattr(other, field)).all()
 
 
+@pytest.mark.parametrize("place", [THREAD, PROCESSES], ids=str)
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_threads_give_the_bytes_of_pillow_where_nothing_is_random(photos: Path, split: str) -> None:
-    run = of(Place("turbojpeg", 2), photos, augment=False)
+def test_the_bytes_are_those_of_pillow_where_nothing_is_random(
+    photos: Path, place: Place, split: str
+) -> None:
+    run = of(place, photos, augment=False)
     dataset = build(run.dataset, split, 5)
     for batch in evaluation_loader(dataset, 6, 0, 1, run):
         for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
@@ -270,7 +289,7 @@ def test_evaluation_covers_each_sample_once(place: Place, photos: Path) -> None:
     assert list(evaluation_loader(dataset, len(dataset), 2, 3, run)) == []
 
 
-@pytest.mark.parametrize("place", [*PADDLE, Place("turbojpeg", 2)], ids=str)
+@pytest.mark.parametrize("place", [*PADDLE, THREAD, PROCESSES], ids=str)
 def test_a_users_mistake_arrives_as_itself(
     place: Place, photos: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,19 +301,20 @@ def test_a_users_mistake_arrives_as_itself(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_first_of_several_errors_arrives(photos: Path) -> None:
+@pytest.mark.parametrize("place", [THREAD, PROCESSES], ids=str)
+def test_the_first_of_several_errors_arrives(photos: Path, place: Place) -> None:
     dataset = TrickyPhotos({3: "late", 4: "user", 20: "user"})
     ordered = plan(shuffle=False)
-    loader = train_loader(dataset, ordered, 0, 0, of(Place("turbojpeg", 3), photos, prefetch=4))
+    loader = train_loader(dataset, ordered, 0, 0, of(place, photos, prefetch=4))
     with pytest.raises(UserError, match=r"/pictures/3\.jpg: broken late"):
         next(loader)
     assert threads() == []
 
 
-def test_batches_before_an_error_arrive(photos: Path) -> None:
-    loader = train_loader(
-        TrickyPhotos({15: "user"}), plan(shuffle=False), 0, 0, of(Place("turbojpeg", 3), photos)
-    )
+@pytest.mark.parametrize("place", [THREAD, PROCESSES], ids=str)
+def test_batches_before_an_error_arrive(photos: Path, place: Place) -> None:
+    dataset = TrickyPhotos({15: "user"})
+    loader = train_loader(dataset, plan(shuffle=False), 0, 0, of(place, photos))
     assert next(loader).indices.tolist() == list(range(12))
     with pytest.raises(UserError, match=r"/pictures/15\.jpg: broken"):
         next(loader)
@@ -303,8 +323,29 @@ def test_batches_before_an_error_arrive(photos: Path) -> None:
 def test_a_bug_in_a_thread_keeps_its_traceback(photos: Path) -> None:
     dataset = TrickyPhotos({17: "bug"})
     with pytest.raises(KeyError, match="oops") as error:
-        list(train_loader(dataset, plan(), 0, 0, of(Place("turbojpeg", 2), photos)))
+        list(train_loader(dataset, plan(), 0, 0, of(THREAD, photos)))
     assert error.traceback[-1].name == "content"
+
+
+def test_a_bug_in_a_process_keeps_its_traceback(photos: Path) -> None:
+    dataset = TrickyPhotos({17: "bug"})
+    with pytest.raises(KeyError, match="oops") as error:
+        list(train_loader(dataset, plan(), 0, 0, of(PROCESSES, photos)))
+    assert 'raise KeyError("oops")' in str(error.value.__cause__)
+
+
+def test_a_killed_process_is_reported(photos: Path) -> None:
+    class Killed(TrickyPhotos):
+        def content(self, index: int) -> Content:
+            if index == 17:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().content(index)
+
+    start = time.monotonic()
+    with pytest.raises(UserError, match="a decoding process died") as error:
+        list(train_loader(Killed({}), plan(), 0, 0, of(PROCESSES, photos)))
+    assert "dataset.workers" in error.value.remedy
+    assert time.monotonic() - start < 20
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback() -> None:
@@ -348,7 +389,7 @@ def test_a_worker_does_not_collect_the_ranks_garbage() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("place", [Place("paddle", 2), Place("turbojpeg", 2)], ids=str)
+@pytest.mark.parametrize("place", [Place("paddle", 2), THREAD, PROCESSES], ids=str)
 @pytest.mark.parametrize("how", ["break", "close", "exception"])
 def test_an_early_end_leaves_nothing(place: Place, photos: Path, how: str) -> None:
     run = of(place, photos)
@@ -358,7 +399,7 @@ def test_an_early_end_leaves_nothing(place: Place, photos: Path, how: str) -> No
     next(loader)
     workers = [process.pid for process in children()]
     started = (len(workers) - before, len(threads()))
-    assert started == ((2, 0) if place.loader == "paddle" else (0, 2))
+    assert started == ((0, 1) if place == THREAD else (place.workers, 0))
     start = time.monotonic()
     if how == "close":
         loader.close()
@@ -380,8 +421,9 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "decoding" in thread.name]
 
 
-def test_memory_is_used_again_once_nothing_refers_to_it(photos: Path) -> None:
-    run = of(Place("turbojpeg", 2), photos)
+@pytest.mark.parametrize("place", [THREAD, PROCESSES], ids=str)
+def test_memory_is_used_again_once_nothing_refers_to_it(photos: Path, place: Place) -> None:
+    run = of(place, photos)
     dataset = build(run.dataset, "train", 5)
     many = plan(global_batch=4)  # ten batches
     places = set()
@@ -422,6 +464,8 @@ from recipes.data.loader import train_loader
 import psutil
 config = Config(dataset=DatasetConfig(name="synthetic", image_size=4, num_classes=3, train_size=40,
                                       eval_size=8, workers=2))
+if sys.argv[2]:
+    config.dataset = DatasetConfig(name="imagenet", image_size=4, path=sys.argv[2], workers=6)
 loader = train_loader(build(config.dataset, "train", 0), Plan(40, 2, 0, 0, 1), 0, 0, config)
 next(loader)
 print(*[p.pid for p in psutil.Process().children()], flush=True)
@@ -432,18 +476,19 @@ if sys.argv[1] == "fail":
 """
 
 
+@pytest.mark.parametrize("loader", ["paddle", "turbojpeg"])
 @pytest.mark.parametrize("end", ["wait", "fail", "return"])
-def test_workers_end_with_their_rank(end: str) -> None:
+def test_workers_end_with_their_rank(photos: Path, loader: str, end: str) -> None:
     rank = subprocess.Popen(
-        [sys.executable, "-c", RANK, end],
+        [sys.executable, "-c", RANK, end, str(photos) if loader == "turbojpeg" else ""],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREAD": "1"},
     )
     assert rank.stdout is not None
     workers = [int(pid) for pid in rank.stdout.readline().split()]
-    assert len(workers) == 2
+    assert len(workers) == (6 if loader == "turbojpeg" else 2)
     for signum in (signal.SIGINT, signal.SIGTERM) if end == "wait" else ():
         os.kill(workers[0], signum)  # as a terminal or a cluster sends it to the whole group
     if end == "wait":
@@ -467,12 +512,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_reading_in_the_rank_needs_no_paddle() -> None:
+@pytest.mark.parametrize("loader", ["paddle", "turbojpeg"])
+def test_only_workers_of_paddle_need_paddle(photos: Path, loader: str) -> None:
     code = RANK.replace("workers=2", "workers=0") + "\nassert 'paddle' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, "return"], check=True, cwd=ROOT)
+    path = str(photos) if loader == "turbojpeg" else ""
+    subprocess.run([sys.executable, "-c", code, "return", path], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("place", [*PADDLE, Place("turbojpeg", 2)], ids=str)
+@pytest.mark.parametrize("place", [*PADDLE, THREAD, PROCESSES], ids=str)
 def test_skipped_images_are_counted_once_and_named(place: Place, photos: Path) -> None:
     dataset: ImageDataset = Tricky({3: "replaced", 20: "replaced", 7: "skipped"})
     if place.loader == "turbojpeg":
@@ -486,9 +533,12 @@ def test_skipped_images_are_counted_once_and_named(place: Place, photos: Path) -
     assert counter.count == 3
 
 
-def test_threads_replace_in_training_and_mark_in_evaluation(photos: Path) -> None:
+@pytest.mark.parametrize("place", [THREAD, PROCESSES], ids=str)
+def test_images_are_replaced_in_training_and_marked_in_evaluation(
+    photos: Path, place: Place
+) -> None:
     bad = dict.fromkeys((5, 6, 39), "user")
-    run = of(Place("turbojpeg", 2), photos, image_size=4)
+    run = of(place, photos, image_size=4)
     for train in (True, False):
         dataset = TrickyPhotos(bad, skip=True, train=train)
         for batch in evaluation_loader(dataset, 7, 0, 1, run):

@@ -33,10 +33,6 @@ from recipes.data.sampler import SampleKey
 
 BATCH = 256
 PREFETCH = 2
-KINDS: dict[str, type[DecodingThreads | DecodingProcesses]] = {
-    "threads": DecodingThreads,
-    "processes": DecodingProcesses,
-}
 
 Batches = Callable[[int], Iterator[int]]
 """Batches without an end by so many decoders: how many images each has."""

@@ -106,7 +106,8 @@ class DatasetConfig:
     augment: bool = True  # the dataset's standard augmentation, in training only
     cutout: int = 0  # digits, cifar10: a square of so many pixels a side is blanked; 0: none
     shuffle: bool = True  # a new order of the training samples in every epoch
-    # Per rank. loader=turbojpeg, dali: decoding threads; 0: the rank's share of the cores.
+    # Per rank. loader=turbojpeg: processes that decode (one: a thread), dali: threads; 0: the
+    # rank's share of the cores.
     # loader=paddle: loader processes; 0: the rank itself reads. Data in memory needs none.
     workers: int = 0
     prefetch: int = 2  # batches prepared ahead; loader=paddle: by each loader process
@@ -264,7 +265,7 @@ class Config:
     eval_batch_size: int = 100
     sync_bn: bool = False  # batch-norm statistics over all ranks
     label_smoothing: float = 0.0
-    # What makes batches: auto, turbojpeg (threads), dali (GPU), paddle (paddle.io.DataLoader).
+    # What makes batches: auto, turbojpeg (CPU), dali (GPU), paddle (paddle.io.DataLoader).
     loader: str = "auto"
     seed: int = 0
     device: str = "auto"  # auto, cpu, gpu

@@ -1,9 +1,9 @@
-"""Batches of photographs, decoded by processes forked from the rank: for many cores a rank.
+"""Batches of photographs, decoded by processes forked from the rank.
 
-A thread takes Python's lock about ten times an image. From some four threads on they wait for it
-more and more, and eight are hardly faster than four; the training loop waits for it as well. A
-process has a lock of its own. Images are written into memory that was mapped before the fork, so
-nothing is copied, and /dev/shm is not used.
+A thread takes Python's lock about ten times an image, and the more there are, the longer each waits
+for it: on 16 cores, 16 threads are slower than 8 (docs/data.md), and the training loop waits with
+them. A process has a lock of its own. Images are written into memory that was mapped before the
+fork, so nothing is copied, and /dev/shm is not used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of a rank's samples, by whichever way suits the data: `loader=`.
 
-A dataset in memory gives a batch at once; photographs are decoded by threads (turbojpeg) or by
+A dataset in memory gives a batch at once; photographs are decoded by processes (turbojpeg) or by
 DALI; `paddle` reads sample by sample, in the rank or in worker processes. All give the same samples
 under the same random numbers, and the same bytes, but for the pixels of photographs under
 augmentation, which differ by the decoders' rounding. Images stay uint8: the trainer normalises.

@@ -255,6 +255,23 @@ def newest(folder: Path, report: Callable[[str], None] | None = None) -> Path | 
     return found
 
 
+def existing(name: str) -> Path:
+    """The path that names a checkpoint or a folder that holds some, as it is given.
+
+    Raises:
+        UserError: it does not exist, or is one file of a checkpoint.
+    """
+    path = Path(name)
+    if not path.exists():
+        what = "a link to nothing" if path.is_symlink() else "does not exist"
+        raise UserError(f"checkpoint {path}: {what}", _nearby(path))
+    if path.is_file() and path.name in (*FILES, RANKS, MANIFEST):
+        raise UserError(
+            f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
+        )
+    return path
+
+
 def resolve(
     resume: str, run_folder: Path, report: Callable[[str], None] | None = None
 ) -> Path | None:
@@ -270,15 +287,7 @@ def resolve(
     """
     if resume == "auto":
         return newest(run_folder / "checkpoints", report)
-    path = Path(resume)
-    if not path.exists():
-        what = "a link to nothing" if path.is_symlink() else "does not exist"
-        raise UserError(f"checkpoint {path}: {what}", _nearby(path))
-    if path.is_file() and path.name in (*FILES, RANKS, MANIFEST):
-        raise UserError(
-            f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
-        )
-    path = path.resolve()
+    path = existing(resume).resolve()
     if (path / MANIFEST).exists() or _FINAL.fullmatch(path.name):
         return path
     holder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -293,7 +302,12 @@ def resolve(
 
 
 def compare_identity(
-    saved: Mapping[str, Any], current: Mapping[str, Any], source: Path | str = "the checkpoint"
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    source: Path | str = "the checkpoint",
+    *,
+    use: str = "continue it",
+    otherwise: str = "leave resume out to train from the start",
 ) -> None:
     """Refuse to continue a checkpoint with settings that would make it another training.
 
@@ -301,6 +315,7 @@ def compare_identity(
         saved: `state["identity"]` of the checkpoint.
         current: the same of this run. Fields that `saved` does not know are not compared, other
             than the model and its class count.
+        use, otherwise: what a person can do with the checkpoint's settings, and without.
 
     Raises:
         UserError: naming each field that differs with both values, and its remedy.
@@ -322,9 +337,7 @@ def compare_identity(
     ]
     raise UserError(
         f"{source} is of another training:\n" + "\n".join(lines),
-        f"continue it with {' '.join(overrides)}, or leave resume out to train from the start"
-        if overrides
-        else "leave resume out to train from the start",
+        f"{use} with {' '.join(overrides)}, or {otherwise}" if overrides else otherwise,
     )
 
 

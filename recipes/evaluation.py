@@ -124,6 +124,8 @@ def evaluate_checkpoint(
             {key: saved[key] for key in ("model", "num_classes")},
             {"model": config.model.name, "num_classes": models.num_classes(config, dataset)},
             path,
+            use="evaluate it",
+            otherwise="name a checkpoint of this model",
         )
         state = snapshot.state["position"]
     state = distributed.broadcast_json(state)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from recipes import data, models, network, preflight, telemetry, worker
+from recipes import checkpoint, data, models, network, preflight, telemetry, worker
 from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
@@ -265,6 +265,7 @@ class Job:
                 self.run_folder.path.rmdir()  # Hydra made it, and it is empty
             self.run_folder = telemetry.RunFolder(agreed)
         if attempt == 0 and self.identity.node == 0:
+            check_checkpoint(self.config)
             claim(self.config, self.run_folder)
         self.run_folder.logs.mkdir(parents=True, exist_ok=True)
 
@@ -337,6 +338,17 @@ class Job:
             best=best,
             error=failure and worker.error_of(failure),
         ).write(self.run_folder)
+
+
+def check_checkpoint(config: Config) -> None:
+    """See that a checkpoint that is named exists, before anything is started to read it.
+
+    Raises:
+        UserError: it does not; with what there is.
+    """
+    for name in (config.resume, config.checkpoint):
+        if name not in (None, "auto"):
+            checkpoint.existing(name)
 
 
 def claim(config: Config, run_folder: telemetry.RunFolder) -> None:

@@ -59,6 +59,7 @@ class Recorder:
         self._first_event = config.benchmark.warmup if self._benchmark else 0
         self._trained = 0.0  # seconds in training up to the last event
         self._trained_samples = 0
+        self._earlier_speed: float | None = None
         self._clock_started = time.monotonic()
         self._start_interval()
         self._log: telemetry.MetricsLog | None = None
@@ -174,7 +175,8 @@ class Recorder:
             status=status,
             final=self.position.final,
             best=self.position.best,
-            images_per_second=samples / seconds if seconds else None,
+            # A run that had ended already, and is continued, has trained before.
+            images_per_second=samples / seconds if seconds else self._earlier_speed,
             wall_seconds=time.monotonic() - self._started,
             topology=str(self._config.shape),
             world_size=self._place.world_size,
@@ -230,6 +232,7 @@ class Recorder:
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)
         self._take_scores(history)
+        self._earlier_speed = telemetry.speed_of(history)
         self._board = telemetry.Board(
             run.visualdl,
             name=run.path.name,

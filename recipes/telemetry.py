@@ -527,6 +527,16 @@ def scores_of(
     return evaluations[-1], max(evaluations, key=lambda each: float(each["top1"]))
 
 
+def speed_of(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Images per second of the training that events tell of; None where none was recorded."""
+    samples, seconds = 0, 0.0
+    for event in events:
+        if event.get("event") == "train":
+            seconds += (event["samples"] - samples) / event["images_per_second"]
+            samples = event["samples"]
+    return samples / seconds if seconds else None
+
+
 def read_result(folder: RunFolder) -> Result:
     """``result.json`` as `Result.write` left it."""
     return Result(**json.loads(folder.result.read_text(encoding="utf-8")))

@@ -302,6 +302,11 @@ def test_another_model_or_setting_is_refused_with_its_remedy() -> None:
     assert "dataset" not in text
     with pytest.raises(UserError, match="model: not recorded in the checkpoint"):
         checkpoint.compare_identity({}, {"model": "ResNet18"})
+    with pytest.raises(UserError) as error:
+        checkpoint.compare_identity(
+            {"model": "ResNet18"}, {"model": "ResNet50"}, use="evaluate it", otherwise="another one"
+        )
+    assert error.value.remedy == "evaluate it with model.name=ResNet18, or another one"
 
 
 def test_names_shapes_and_dtypes_that_differ_are_listed() -> None:

@@ -35,7 +35,7 @@ def read_file(path: str) -> bytes:
     try:
         content = _content(path)
     except OSError as error:
-        raise UnreadableImage(f"{path}: {type(error).__name__}: {error}") from error
+        raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from error
     if not content:
         raise UnreadableImage(f"{path}: the file is empty")
     return content

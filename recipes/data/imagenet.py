@@ -170,14 +170,30 @@ def _folded(name: str) -> str:
 
 def _images_below(root: Path, folder: str) -> Iterator[str]:
     """Images in a folder and the folders in it, as names relative to the root, in no order."""
-    with os.scandir(root / folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if _is_image(entry.name):
-                yield f"{folder}/{entry.name}"
-            elif entry.is_dir():
-                yield from _images_below(root, f"{folder}/{entry.name}")
+    for entry in _scanned(root / folder):
+        if entry.name.startswith("."):
+            continue
+        if _is_image(entry.name):
+            yield f"{folder}/{entry.name}"
+        elif entry.is_dir():
+            _refuse_loop(entry)
+            yield from _images_below(root, f"{folder}/{entry.name}")
+
+
+def _refuse_loop(folder: os.DirEntry[str]) -> None:
+    path = Path(folder.path)
+    if folder.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()):
+        raise UserError(f"{path}: a link to a folder that it is in", "remove the link")
+
+
+def _scanned(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}", "mend it, or remove it from the dataset"
+        ) from None
 
 
 def _is_image(name: str) -> bool:

@@ -312,6 +312,24 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
         build(config(tmp_path), "train", 0)
 
 
+def test_a_loop_of_folders_is_named(tmp_path: Path) -> None:
+    root = class_folders(tmp_path)
+    (root / "train/cat/again").symlink_to(root / "train/cat")
+    with pytest.raises(
+        UserError, match=r"train/cat/again: a link to a folder that it is in"
+    ) as error:
+        build(config(root), "train", 0)
+    assert "remove" in error.value.remedy
+
+
+def test_a_folder_that_is_named_like_an_image_is_named(tmp_path: Path) -> None:
+    root = class_folders(tmp_path)
+    (root / "train/cat/00.jpg").mkdir()
+    dataset = build(config(root), "train", 0)
+    with pytest.raises(UserError, match=r"train/cat/00\.jpg: cannot be read: Is a directory"):
+        [dataset[0, index] for index in range(len(dataset))]
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [("Cat", "cat"), ("caf\u00c9", "cafe\u0301"), ("STRASSE", "stra\u00dfe")]
 )

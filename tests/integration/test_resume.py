@@ -144,6 +144,29 @@ def test_another_training_is_refused_with_what_differs(
     assert run.result["status"] == "completed"
 
 
+def test_a_finished_run_that_is_continued_keeps_its_speed(
+    straight: Finished, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight.folder, folder, symlinks=True)
+    run = launch(folder, *TWO_EPOCHS, "resume=auto")
+    assert run.status == 0, run.said
+    assert run.events("train") == straight.events("train")
+    # Of what was logged, which leaves out the last steps where log.every does not divide them.
+    speed = straight.result["images_per_second"]
+    assert run.result["images_per_second"] == pytest.approx(speed, rel=0.05)
+    assert run.result["final"] == straight.result["final"]
+
+
+def test_a_checkpoint_that_does_not_exist_is_told_before_the_ranks_start(tmp_path: Path) -> None:
+    for task in (["resume=nowhere/step-00000001"], ["task=evaluate", "checkpoint=nowhere/best"]):
+        run = launch(tmp_path / "run", *TWO_EPOCHS, *task)
+        assert run.status == 2
+        assert "error: checkpoint nowhere/" in run.errors
+        assert "does not exist" in run.errors
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_holds_a_run_is_refused(straight: Finished) -> None:
     before = contents(straight.folder)
     again = launch(straight.folder, *SMALL)

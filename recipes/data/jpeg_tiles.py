@@ -22,8 +22,7 @@ from recipes.data.augmentation import Box
 
 RESTART_INTERVAL = 0xDD  # the segment that says how many blocks of a row are between two markers
 _SEQUENTIAL = (0xC0, 0xC1)  # frames: baseline and extended, Huffman-coded
-_FIRST_RESTART = 0xD0  # eight markers, in turn
-_RESTARTS = 8
+_FIRST_RESTART = 0xD0  # of eight markers, in turn
 _END_OF_IMAGE = b"\xff\xd9"
 _APP15 = 0xEF  # the segment of the table: its name, then the tiles' lengths, two bytes each
 _TABLE = b"tiles\0"
@@ -49,7 +48,7 @@ class _Grid(NamedTuple):
     tile_height: int
     tile_width: int
     start: int  # of the first tile's data; what is before it is the header
-    begins: NDArray[np.int64]  # [tiles + 1], of each tile's data, row by row
+    begins: NDArray[np.int64]  # [rows, columns], of each tile's data
     ends: NDArray[np.int64]  # [rows, columns], where the marker after each stands
 
 
@@ -72,7 +71,7 @@ def with_table(content: bytes, segments: Iterable[tuple[int, int, int]]) -> byte
     grid = _read_grid(content, places)
     if grid is None:
         return content
-    lengths = grid.ends.ravel() - grid.begins[:-1]
+    lengths = (grid.ends - grid.begins).ravel()
     table = _TABLE + lengths.astype(">u2").tobytes()
     if lengths.max() > _LONGEST or len(table) + 2 > _LONGEST:
         return content
@@ -102,8 +101,7 @@ def cut(
 
     # Each row of tiles comes with the marker behind it.
     markers = grid.ends[first_row:last_row, first_column:last_column]
-    before = np.arange(first_row, last_row) * grid.ends.shape[1] + first_column
-    begins, ends = grid.begins[before], markers[:, -1] + 2
+    begins, ends = grid.begins[first_row:last_row, first_column], markers[:, -1] + 2
     view = memoryview(content)
     rows = zip(begins.tolist(), ends.tolist(), strict=True)
     part = bytearray().join([view[: grid.start], *(view[begin:end] for begin, end in rows)])
@@ -113,7 +111,7 @@ def cut(
     lengths = ends - begins
     moved = grid.start + 1 + np.cumsum(lengths) - ends
     places = (markers + moved[:, None]).ravel()
-    np.frombuffer(part, np.uint8)[places] = _FIRST_RESTART + np.arange(len(places)) % _RESTARTS
+    np.frombuffer(part, np.uint8)[places] = np.arange(len(places)) & 7 | _FIRST_RESTART
     part[-2:] = _END_OF_IMAGE
     return Cut(part, top, left, height, width)
 
@@ -153,8 +151,9 @@ def _read_grid(
         return None
     if table is not None and (np.frombuffer(content, np.uint8)[ends] != 0xFF).any():
         return None
-    begins = np.empty(len(ends) + 1, np.int64)
-    begins[0], begins[1:] = start, ends + 2
+    begins = np.empty_like(ends)
+    begins[0] = start
+    np.add(ends[:-1], 2, out=begins[1:])
     return _Grid(
         height=height,
         width=width,
@@ -162,7 +161,7 @@ def _read_grid(
         tile_height=block_height,
         tile_width=block_width * interval,
         start=start,
-        begins=begins,
+        begins=begins.reshape(rows, columns),
         ends=ends.reshape(rows, columns),
     )
 

@@ -294,7 +294,7 @@ def _our_photographs(root: Path, normalised: bool = False) -> Iterator[int]:
 
 def _ours(dataset: Any, config: Config, batch: int, normalised: bool) -> Iterator[int]:
     from recipes.data import Plan
-    from recipes.data.loader import train_loader
+    from recipes.data.loader import start_decoders, train_loader
 
     ready: Callable[[Any], object] = lambda images: images  # noqa: E731
     if normalised:
@@ -302,8 +302,10 @@ def _ours(dataset: Any, config: Config, batch: int, normalised: bool) -> Iterato
 
         ready = Normalise(dataset, "float32")
     plan = Plan(len(dataset), batch, 0, 0, 1)
+    config.global_batch_size = batch
+    decoders = start_decoders(config, dataset)
     for epoch in itertools.count():
-        for loaded in train_loader(dataset, plan, epoch, 0, config):
+        for loaded in train_loader(dataset, plan, epoch, 0, config, decoders):
             ready(loaded.images)
             yield len(loaded.labels)
 

@@ -14,6 +14,7 @@ import paddle.nn.functional as F
 from recipes import checkpoint, data, distributed, models, optimization
 from recipes.config import Config, UserError
 from recipes.data.base import ImageDataset
+from recipes.data.decoding_processes import Decoders
 from recipes.data.loader import SkipCounter, evaluation_loader
 from recipes.data.normalisation import Normalise
 from recipes.pulse import Phase, Pulse
@@ -35,7 +36,12 @@ class Scores:
 
 
 def evaluate(
-    model: paddle.nn.Layer, dataset: ImageDataset, config: Config, place: Place, pulse: Pulse
+    model: paddle.nn.Layer,
+    dataset: ImageDataset,
+    config: Config,
+    place: Place,
+    pulse: Pulse,
+    decoders: Decoders | None = None,
 ) -> Scores:
     """Score a model, which every rank holds equally, on the whole dataset.
 
@@ -54,7 +60,7 @@ def evaluate(
     sums = np.zeros((slots, 2 + len(TOP)), dtype=np.float64)  # samples, loss, hits in top-k
     skipped = SkipCounter(dataset, config.dataset.max_skipped)
     batches = evaluation_loader(
-        dataset, config.eval_batch_size, place.rank, place.world_size, config
+        dataset, config.eval_batch_size, place.rank, place.world_size, config, decoders
     )
     with paddle.no_grad(), optimization.autocast(config.amp):
         for batch in batches:

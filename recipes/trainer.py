@@ -23,7 +23,7 @@ from paddle.distributed import fleet
 
 from recipes import batch_norm, data, distributed, models, optimization, telemetry
 from recipes.config import Config
-from recipes.data.loader import SkipCounter, train_loader
+from recipes.data.loader import SkipCounter, start_decoders, train_loader
 from recipes.data.normalisation import Normalise
 from recipes.data.transfer import on_device
 from recipes.data.worker_processes import check_shared_memory
@@ -62,6 +62,7 @@ def train(
     train_set = data.build(config.dataset, "train", config.seed)
     eval_set = data.build(config.dataset, "eval", config.seed)
     plan = data.Plan.of(config, len(train_set), place)
+    decoders = start_decoders(config, train_set, eval_set)  # while this process is small
 
     # One seed on every rank: all start from the same weights. The model has to be complete, its
     # sync-BN and AMP included, before Fleet wraps it.
@@ -85,7 +86,7 @@ def train(
 
     while not (recorder.done and not recorder.evaluation_due):
         if recorder.evaluation_due:
-            if recorder.evaluated(evaluate(model, eval_set, config, place, pulse)):
+            if recorder.evaluated(evaluate(model, eval_set, config, place, pulse, decoders)):
                 saver.mark_best(recorder.position.step)
             continue
 
@@ -93,8 +94,8 @@ def train(
         stopped = False
         model.train()
         recorder.go_on()
-        loader = train_loader(train_set, plan, epoch, first_step, config)
-        with contextlib.closing(loader):  # ends its threads or processes
+        loader = train_loader(train_set, plan, epoch, first_step, config, decoders)
+        with contextlib.closing(loader):  # nothing is read ahead in vain
             for batch, images, labels in recorder.waiting(on_device(loader)):
                 for path in skipped.update(batch):
                     _log.warning("replaced %s: cannot be read", path)

@@ -12,8 +12,8 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain
 from multiprocessing import get_context
@@ -40,51 +40,85 @@ class _Part(NamedTuple):
     read: Future[tuple[NDArray[np.int64], NDArray[np.int64]]]  # labels, sources
 
 
+class _Batch(NamedTuple):
+    epoch: int
+    place: int  # of the images
+    arrays: Arrays
+
+
 class _Pending(NamedTuple):
     arrays: Arrays
     parts: list[_Part]
 
 
-class DecodingProcesses(Stream):
-    """Reads ahead in processes. The samples and pixels are those of `DecodingThreads`.
+class Decoders:
+    """Processes that decode, for one stream of batches after another.
+
+    They are forked when this is made; early is best: what the rank allocates later is not theirs.
+    They end with `close`, when nothing refers to this any more, or with the thread that made it.
+
+    Args:
+        datasets: read as they are kept. The processes see them as they are now.
+        processes: that decode.
+        prefetch: batches decoded ahead of the one asked for.
+        largest: samples in the largest batch.
+    """
+
+    def __init__(
+        self, datasets: Sequence[PhotoDataset], processes: int, prefetch: int, largest: int
+    ) -> None:
+        self._datasets, self.processes, self.prefetch = tuple(datasets), processes, prefetch
+        image = max(dataset.image_size**2 * dataset.channels for dataset in datasets)
+        # A stream needs one more than it reads ahead, whatever the rank still holds of others.
+        self.slots = _Slots(prefetch + 1 + _HELD_BY_RANK, largest * image)
+        self._pool = ProcessPoolExecutor(
+            processes, get_context("fork"), _set_up, (os.getpid(), self._datasets, self.slots)
+        )
+        with no_collection():
+            self._pool.submit(int).result()  # forks them all
+
+    def __contains__(self, dataset: object) -> bool:
+        return any(dataset is known for known in self._datasets)
+
+    def stream(self, dataset: PhotoDataset, keys: Iterable[list[SampleKey]]) -> DecodedStream:
+        """Batches of a dataset that is contained. One stream at a time."""
+        return DecodedStream(self, dataset, keys)
+
+    def submit(self, dataset: PhotoDataset, batch: _Batch, rows: slice) -> _Part:
+        """Have a process decode some rows of a batch."""
+        number = next(n for n, known in enumerate(self._datasets) if dataset is known)
+        indices = batch.arrays.indices[rows]
+        task = self._pool.submit(_decode, number, batch.epoch, batch.place, indices, rows.start)
+        return _Part(rows, task)
+
+    def close(self) -> None:
+        """End the processes: what they have begun is finished, what waits is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class DecodedStream(Stream):
+    """Reads ahead by `Decoders`. The samples and pixels are those of `DecodingThreads`.
 
     The memory of a batch's images is used for another batch once no array refers to it any more;
     where the caller holds on to many, it is given copies.
 
     Args:
-        dataset: read as it is kept. The processes see it as it is now.
-        keys: the samples of each batch, of one epoch; the first batch is the largest.
-        processes: that decode. They are forked by the first batch, from the thread that asks for
-            it, and end with that thread.
-        prefetch: batches decoded ahead of the one asked for.
+        decoders: which are this stream's alone until it is closed.
+        dataset: one of theirs.
+        keys: the samples of each batch, of one epoch.
     """
 
     def __init__(
-        self,
-        dataset: PhotoDataset,
-        keys: Iterable[list[SampleKey]],
-        processes: int,
-        prefetch: int,
+        self, decoders: Decoders, dataset: PhotoDataset, keys: Iterable[list[SampleKey]]
     ) -> None:
-        self._dataset, self._processes = dataset, processes
-        all_keys = iter(keys)
-        first = next(all_keys, [])
-        self._keys: Iterator[list[SampleKey]] = chain([first] if first else [], all_keys)
-        self._slots = _Slots(
-            prefetch + _HELD_BY_RANK, len(first) * dataset.image_size**2 * dataset.channels
-        )
-        self._pool = ProcessPoolExecutor(
-            processes, get_context("fork"), _set_up, (os.getpid(), dataset, self._slots)
-        )
+        self._decoders, self._dataset, self._keys = decoders, dataset, iter(keys)
         self._pending: deque[_Pending] = deque()
-        with no_collection():
-            for _ in range(prefetch):
-                self._start_next()
+        for _ in range(decoders.prefetch):
+            self._start_next()
 
     def __next__(self) -> Arrays:
         self._start_next()
         if not self._pending:
-            self.close()
             raise StopIteration
         arrays, parts = self._pending.popleft()
         try:
@@ -97,18 +131,23 @@ class DecodingProcesses(Stream):
                 "out of memory? Use fewer dataset.workers or a smaller dataset.prefetch",
             ) from error
         except BaseException:
+            self._drop(parts)
             self.close()
             raise
-        # The next batch needs a place, whatever the caller holds on to.
-        if not self._slots.any_free():
+        # Where the rank holds on to more than it should need, the next stream would find no place.
+        if self._decoders.slots.free() + len(self._pending) <= self._decoders.prefetch:
             arrays = arrays._replace(images=arrays.images.copy())
         return arrays
 
     def close(self) -> None:
-        """End the processes: what they have begun is finished, what waits is dropped."""
+        """Drop what waits, and let the processes finish what they have begun."""
         self._keys = iter(())
-        self._pending.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        while self._pending:
+            self._drop(self._pending.popleft().parts)
+
+    def _drop(self, parts: list[_Part]) -> None:
+        # A place is free for another batch only when nothing is written to it any more.
+        wait([part.read for part in parts if not part.read.cancel()])
 
     def _start_next(self) -> None:
         """Have the processes begin with the next batch, if there is one."""
@@ -116,14 +155,49 @@ class DecodingProcesses(Stream):
         if keys is None:
             return
         size, count = self._dataset.image_size, len(keys)
-        place, images = self._slots.take((count, size, size, self._dataset.channels))
+        place, images = self._decoders.slots.take((count, size, size, self._dataset.channels))
         indices = np.array([index for _, index in keys], np.int64)
         arrays = Arrays(images, np.empty(count, np.int64), indices, np.empty(count, np.int64))
+        batch = _Batch(keys[0][0], place, arrays)
         parts = [
-            _Part(rows, self._pool.submit(_decode, keys[0][0], place, indices[rows], rows))
-            for rows in portions(count, self._processes, _TAKEN)
+            self._decoders.submit(self._dataset, batch, rows)
+            for rows in portions(count, self._decoders.processes, _TAKEN)
         ]
         self._pending.append(_Pending(arrays, parts))
+
+
+class DecodingProcesses(Stream):
+    """A stream with `Decoders` of its own, which end with it.
+
+    Args:
+        dataset: read as it is kept.
+        keys: the samples of each batch, of one epoch; the first batch is the largest.
+        processes, prefetch: see `Decoders`.
+    """
+
+    def __init__(
+        self,
+        dataset: PhotoDataset,
+        keys: Iterable[list[SampleKey]],
+        processes: int,
+        prefetch: int,
+    ) -> None:
+        rest = iter(keys)
+        first = next(rest, [])
+        self._decoders = Decoders([dataset], processes, prefetch, len(first))
+        self._stream = self._decoders.stream(dataset, chain([first] if first else [], rest))
+
+    def __next__(self) -> Arrays:
+        try:
+            return next(self._stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        self._stream.close()
+        self._decoders.close()
 
 
 class _Slots:
@@ -141,18 +215,20 @@ class _Slots:
 
     def take(self, shape: tuple[int, ...]) -> tuple[int, NDArray[np.uint8]]:
         """The number of a free place, and an array in it, in which anything may be."""
-        place = next(place for place in range(len(self._flat)) if self._free(place))
+        place = next((place for place in range(len(self._flat)) if self._is_free(place)), None)
+        if place is None:
+            raise RuntimeError("no place is free: two streams of the same decoders are open")
         return place, self.array(place, 0, shape)
 
-    def any_free(self) -> bool:
-        """Whether there is a place that no array refers to."""
-        return any(self._free(place) for place in range(len(self._flat)))
+    def free(self) -> int:
+        """How many places no array refers to."""
+        return sum(self._is_free(place) for place in range(len(self._flat)))
 
     def array(self, place: int, start: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """An array in a place, `start` bytes from its beginning."""
         return self._flat[place][start : start + int(np.prod(shape))].reshape(shape)
 
-    def _free(self, place: int) -> bool:
+    def _is_free(self, place: int) -> bool:
         return self._references(place) == self._unused
 
     def _references(self, place: int) -> int:
@@ -162,27 +238,31 @@ class _Slots:
 class _Decoder:
     """What a process has been forked with, and memory of its own."""
 
-    def __init__(self, dataset: PhotoDataset, slots: _Slots) -> None:
-        self.dataset, self.slots, self.scratch = dataset, slots, Scratch()
+    def __init__(self, datasets: Sequence[PhotoDataset], slots: _Slots) -> None:
+        self.datasets, self.slots, self.scratch = datasets, slots, Scratch()
 
 
 _decoder: _Decoder | None = None  # set once in each process, and never in the rank
 
 
-def _set_up(rank_process: int, dataset: PhotoDataset, slots: _Slots) -> None:
+def _set_up(rank_process: int, datasets: Sequence[PhotoDataset], slots: _Slots) -> None:
     global _decoder
     live_with_rank(rank_process)
-    _decoder = _Decoder(dataset, slots)
+    _decoder = _Decoder(datasets, slots)
 
 
 def _decode(
-    epoch: int, place: int, indices: NDArray[np.int64], rows: slice
+    number: int, epoch: int, place: int, indices: NDArray[np.int64], first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Decode samples into rows of a batch; their labels and sources. Runs in a process."""
+    """Decode samples of a dataset into the rows of a batch from `first` on. Runs in a process.
+
+    Returns:
+        Their labels and sources.
+    """
     assert _decoder is not None
-    dataset, count = _decoder.dataset, len(indices)
+    dataset, count = _decoder.datasets[number], len(indices)
     shape = (dataset.image_size, dataset.image_size, dataset.channels)
-    images = _decoder.slots.array(place, rows.start * int(np.prod(shape)), (count, *shape))
+    images = _decoder.slots.array(place, first * int(np.prod(shape)), (count, *shape))
     arrays = Arrays(images, np.empty(count, np.int64), indices, np.empty(count, np.int64))
     fill(dataset, epoch, arrays, slice(0, count), _decoder.scratch)
     return arrays.labels, arrays.sources

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from recipes.config import Config, UserError, chosen_loader
 from recipes.data.arrays import ArrayDataset, BatchesAtOnce
 from recipes.data.base import Arrays, ImageDataset, Stream, stack
 from recipes.data.dali import DaliPipeline
-from recipes.data.decoding_processes import DecodingProcesses
+from recipes.data.decoding_processes import Decoders, DecodingProcesses
 from recipes.data.decoding_threads import DecodingThreads
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import Plan, SampleKey, evaluation_batches
@@ -51,14 +51,36 @@ class EvaluationBatch(NamedTuple):
     batch_number: int
 
 
+def start_decoders(config: Config, *datasets: ImageDataset) -> Decoders | None:
+    """Processes for `train_loader` and `evaluation_loader`, from one epoch to the next.
+
+    Returns:
+        None where none of the datasets has use for them.
+    """
+    count = decoders(config)
+    served = [dataset for dataset in datasets if _decoded_here(dataset, config)]
+    if count == 1 or not served:
+        return None
+    assert config.global_batch_size is not None
+    shares = config.shape.world_size * config.accumulate
+    largest = max(-(-config.global_batch_size // shares), config.eval_batch_size)
+    return Decoders(served, count, config.dataset.prefetch, largest)
+
+
 def train_loader(
-    dataset: ImageDataset, plan: Plan, epoch: int, first_step: int, config: Config
+    dataset: ImageDataset,
+    plan: Plan,
+    epoch: int,
+    first_step: int,
+    config: Config,
+    processes: Decoders | None = None,
 ) -> Generator[Batch, None, None]:
     """This rank's micro-batches of an epoch from `first_step` on, in the plan's order.
 
     What reads ahead (threads, worker processes) starts at the first `next` and ends with the
     iterator: when it is exhausted, closed (`contextlib.closing`) or dropped. Iterate in the thread
     that lives as long as the rank: the system ends workers with the thread that started them.
+    `processes`, see `start_decoders`, are there before and after it.
 
     A batch's images are the caller's until no array or tensor refers to their memory any more; what
     copies them elsewhere without waiting for the copy has to hold on to them until it is done.
@@ -67,7 +89,7 @@ def train_loader(
         UserError: a sample cannot be read, or a worker died.
     """
     keys = (micro.keys for micro in plan.micro_batches(epoch, first_step))
-    arrays = _read(dataset, keys, config)
+    arrays = _read(dataset, keys, config, processes)
     try:
         for micro in plan.micro_batches(epoch, first_step):
             yield Batch(*next(arrays), micro.step, micro.part, micro.global_count)
@@ -76,11 +98,17 @@ def train_loader(
 
 
 def evaluation_loader(
-    dataset: ImageDataset, batch_size: int, rank: int, world_size: int, config: Config
+    dataset: ImageDataset,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    config: Config,
+    processes: Decoders | None = None,
 ) -> Iterator[EvaluationBatch]:
     """This rank's evaluation batches, see `evaluation_batches`; otherwise as `train_loader`."""
     mine = list(evaluation_batches(len(dataset), batch_size, rank, world_size))
-    arrays = _read(dataset, ([(0, index) for index in indices] for _, indices in mine), config)
+    keys = ([(0, index) for index in indices] for _, indices in mine)
+    arrays = _read(dataset, keys, config, processes)
     try:
         for number, _ in mine:
             yield EvaluationBatch(*next(arrays), number)
@@ -138,20 +166,36 @@ def decoders(config: Config) -> int:
     return min(share, _MOST_DECODERS)
 
 
-def _read(dataset: ImageDataset, keys: Iterable[list[SampleKey]], config: Config) -> Stream:
-    workers, prefetch = config.dataset.workers, config.dataset.prefetch
+def _decoded_here(dataset: ImageDataset, config: Config) -> TypeGuard[PhotoDataset]:
+    """Whether a dataset's images are decoded by this project's own decoders."""
     loader = chosen_loader(config)
-    if loader == "memory":
-        assert isinstance(dataset, ArrayDataset)
-        return BatchesAtOnce(dataset, keys)
-    if loader in ("turbojpeg", "dali"):
-        assert isinstance(dataset, PhotoDataset)
+    if loader not in ("turbojpeg", "dali"):
+        return False
+    assert isinstance(dataset, PhotoDataset)
+    # Without augmentation images are decoded exactly, so that scores do not depend on `loader`.
+    return loader == "turbojpeg" or not dataset.augment
+
+
+def _read(
+    dataset: ImageDataset,
+    keys: Iterable[list[SampleKey]],
+    config: Config,
+    processes: Decoders | None,
+) -> Stream:
+    workers, prefetch = config.dataset.workers, config.dataset.prefetch
+    if _decoded_here(dataset, config):
+        if processes is not None and dataset in processes:
+            return processes.stream(dataset, keys)
         count = decoders(config)
-        # Without augmentation images are decoded exactly, so that scores do not depend on `loader`.
-        if loader == "dali" and dataset.augment:
-            return DaliPipeline(dataset, keys, count, prefetch)
         decoding = DecodingThreads if count == 1 else DecodingProcesses
         return decoding(dataset, keys, count, prefetch)
+    match chosen_loader(config):
+        case "dali":
+            assert isinstance(dataset, PhotoDataset)
+            return DaliPipeline(dataset, keys, decoders(config), prefetch)
+        case "memory":
+            assert isinstance(dataset, ArrayDataset)
+            return BatchesAtOnce(dataset, keys)
     if workers == 0:
         return _InRank(dataset, keys)
     return WorkerProcesses(dataset, keys, workers, prefetch)

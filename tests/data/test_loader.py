@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from recipes.data.loader import (
     EvaluationBatch,
     SkipCounter,
     evaluation_loader,
+    start_decoders,
     train_loader,
 )
 from recipes.data.photographs import Content, PhotoDataset
@@ -414,6 +416,64 @@ def test_an_early_end_leaves_nothing(place: Place, photos: Path, how: str) -> No
     assert len(children()) == before
     assert threads() == []
     assert shared_files(*workers) == []
+
+
+def test_decoders_serve_one_epoch_after_the_other(photos: Path) -> None:
+    run = of(PROCESSES, photos)
+    run.global_batch_size, run.eval_batch_size = 12, 5
+    training, held_out = (build(run.dataset, split, 5) for split in ("train", "eval"))
+    before = {process.pid for process in children()}
+    decoders = start_decoders(run, training, held_out)
+    assert decoders is not None
+    started = {process.pid for process in children()} - before
+    assert len(started) == PROCESSES.workers
+    thread = of(THREAD, photos)
+    for epoch, taken in enumerate((4, 1, 2, 0, 4)):  # of 4 batches, with others read ahead
+        loader = train_loader(training, plan(), epoch, 0, run, decoders)
+        kept = list(islice(loader, taken))
+        loader.close()
+        ours = evaluation_loader(held_out, 5, 0, 1, run, decoders)
+        for one, other in zip(ours, evaluation_loader(held_out, 5, 0, 1, thread), strict=True):
+            assert same(one, other)
+        again = islice(train_loader(training, plan(), epoch, 0, thread), taken)
+        assert all(same(a, b) for a, b in zip(kept, again, strict=True))
+        assert {process.pid for process in children()} - before == started
+    decoders.close()
+    assert {process.pid for process in children()} == before
+
+
+def test_decoders_end_when_nothing_refers_to_them(photos: Path) -> None:
+    run = of(PROCESSES, photos)
+    run.global_batch_size = 12
+    before = len(children())
+    decoders = start_decoders(run, build(run.dataset, "train", 5))
+    assert len(children()) == before + PROCESSES.workers
+    del decoders
+    deadline = time.monotonic() + 5
+    while len(children()) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(children()) == before
+
+
+def test_only_several_decoders_of_photographs_are_processes(photos: Path) -> None:
+    for place in EVERY:
+        run = of(place, photos)
+        run.global_batch_size = 12
+        decoders = start_decoders(run, build(run.dataset, "train", 5))
+        assert (decoders is not None) == (place == PROCESSES)
+        if decoders is not None:
+            decoders.close()
+
+
+def test_dali_leaves_evaluation_to_the_decoders(photos: Path) -> None:
+    run = of(PROCESSES, photos)
+    run.loader, run.global_batch_size = "dali", 12
+    training, held_out = (build(run.dataset, split, 5) for split in ("train", "eval"))
+    decoders = start_decoders(run, training, held_out)
+    assert decoders is not None
+    assert held_out in decoders
+    assert training not in decoders
+    decoders.close()
 
 
 def threads() -> list[str]:

@@ -19,7 +19,9 @@ import logging
 import os
 import pickle
 import re
+import sys
 import time
+import types
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -47,6 +49,8 @@ SUFFIXES = (".pdparams", ".safetensors")
 LIST_COMMAND = (
     "python -c \"from recipes.models import backbone_names; print(*backbone_names(), sep='\\n')\""
 )
+# What PaddleClas imports of scikit-learn, with the package itself.
+_SCIKIT_LEARN = ("sklearn", "sklearn.metrics", "sklearn.preprocessing")
 # Constructor arguments that have a key of their own in the configuration.
 RESERVED = {
     "class_num": "model.num_classes",
@@ -268,7 +272,8 @@ def _import_backbones() -> Any:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     logging.getLogger("faiss").setLevel(logging.WARNING)  # tells which of its builds it loads
-    from paddleclas.ppcls.arch import backbone
+    with _scikit_learn_when_called():
+        from paddleclas.ppcls.arch import backbone
 
     # One of its imports configures the root logger; that is the application's to do.
     root.handlers[:], root.level = handlers, level
@@ -279,6 +284,37 @@ def _import_backbones() -> Any:
     if not any(isinstance(each, _NotAboutInitRes) for each in logger.filters):
         logger.addFilter(_NotAboutInitRes())
     return backbone
+
+
+@contextlib.contextmanager
+def _scikit_learn_when_called() -> Iterator[None]:
+    """Let what is imported here import functions of scikit-learn, but not scikit-learn.
+
+    PaddleClas does, for metrics that no backbone needs. It takes as long as importing Paddle.
+    """
+    ours = {name: _WhenCalled(name) for name in _SCIKIT_LEARN}
+    if not sys.modules.keys().isdisjoint(ours):
+        yield
+        return
+    sys.modules.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del sys.modules[name]
+
+
+class _WhenCalled(types.ModuleType):
+    """A module all of whose attributes are functions, which import the real one to be called."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def function(*arguments: Any, **named: Any) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)(*arguments, **named)
+
+        return function
 
 
 class _NotAboutInitRes(logging.Filter):

@@ -609,3 +609,24 @@ def test_sources_that_cannot_be(
 
 def test_no_pretrained_weights() -> None:
     assert fetch_pretrained(ModelConfig(SMALL)) is None
+
+
+SCIKIT_LEARN = """
+import sys
+import numpy as np
+from recipes import models
+models._import_backbones()
+assert not {"sklearn", "sklearn.metrics", "scipy", "pandas"} & sys.modules.keys()
+from paddleclas.ppcls.utils import metrics
+print(metrics.hamming_loss(np.array([[0, 1]]), np.array([[1, 1]])))
+print(metrics.binarize(np.array([[0.2, 0.8]]), threshold=0.5).tolist())
+from sklearn.metrics import hamming_loss
+assert hamming_loss.__module__.startswith("sklearn.")
+"""
+
+
+def test_scikit_learn_is_imported_only_when_paddleclas_calls_it() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCIKIT_LEARN], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ended.stdout.splitlines()[-2:] == ["0.5", "[[0.0, 1.0]]"]

@@ -12,9 +12,10 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain
 from multiprocessing import get_context
 from typing import NamedTuple
@@ -85,10 +86,15 @@ class Decoders:
         return DecodedStream(self, dataset, keys)
 
     def submit(self, dataset: PhotoDataset, batch: _Batch, rows: slice) -> _Part:
-        """Have a process decode some rows of a batch."""
+        """Have a process decode some rows of a batch.
+
+        Raises:
+            UserError: a process has died.
+        """
         number = next(n for n, known in enumerate(self._datasets) if dataset is known)
         indices = batch.arrays.indices[rows]
-        task = self._pool.submit(_decode, number, batch.epoch, batch.place, indices, rows.start)
+        with _death_told():
+            task = self._pool.submit(_decode, number, batch.epoch, batch.place, indices, rows.start)
         return _Part(rows, task)
 
     def close(self) -> None:
@@ -122,14 +128,9 @@ class DecodedStream(Stream):
             raise StopIteration
         arrays, parts = self._pending.popleft()
         try:
-            for rows, read in parts:
-                arrays.labels[rows], arrays.sources[rows] = read.result()
-        except BrokenProcessPool as error:
-            self.close()
-            raise UserError(
-                f"a decoding process died: {error}",
-                "out of memory? Use fewer dataset.workers or a smaller dataset.prefetch",
-            ) from error
+            with _death_told():
+                for rows, read in parts:
+                    arrays.labels[rows], arrays.sources[rows] = read.result()
         except BaseException:
             self._drop(parts)
             self.close()
@@ -164,6 +165,18 @@ class DecodedStream(Stream):
             for rows in portions(count, self._decoders.processes, _TAKEN)
         ]
         self._pending.append(_Pending(arrays, parts))
+
+
+@contextmanager
+def _death_told() -> Iterator[None]:
+    """Name the usual cause where a process has died."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a decoding process died: {error}",
+            "out of memory? Use fewer dataset.workers or a smaller dataset.prefetch",
+        ) from error
 
 
 class DecodingProcesses(Stream):

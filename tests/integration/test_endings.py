@@ -136,14 +136,43 @@ def photographs(tmp_path: Path) -> Path:
     return make_photographs(tmp_path / "images")
 
 
+@pytest.mark.parametrize("end", ["signal", "parent", "rank"])
+def test_decoding_processes_end_with_their_rank(
+    photographs: Path, tmp_path: Path, end: str
+) -> None:
+    with started(
+        tmp_path / "run",
+        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
+        *("dataset.on_corrupt=skip", "dataset.workers=2", "global_batch_size=24", "epochs=1000"),
+        "topology=1x2",
+    ) as running:
+        running.wait_for_step(5)
+        assert len(running.processes()) >= 8  # parent, launcher, two ranks with two decoders each
+        if end == "signal":
+            running.process.send_signal(signal.SIGTERM)
+        elif end == "parent":
+            running.process.kill()
+        else:
+            os.kill(running.rank(1), signal.SIGKILL)
+        if end == "parent":
+            running.wait_for_nobody(PATIENCE)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    if end == "signal":
+        check_interrupted(run, signal.SIGTERM)
+    elif end == "rank":
+        check_failure(run, rank=1, type_="RankDied", message="rank 1 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("decoders", [1, 2])
 def test_an_unreadable_image_is_told_by_the_rank_that_met_it(
-    photographs: Path, tmp_path: Path
+    photographs: Path, tmp_path: Path, decoders: int
 ) -> None:
     """Without shuffling the image 10 of 24 lies in the share of rank 1 of 3, in the first step."""
     with started(
         tmp_path / "run",
         *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
-        *("dataset.shuffle=false", "dataset.workers=1", "global_batch_size=24"),
+        *("dataset.shuffle=false", f"dataset.workers={decoders}", "global_batch_size=24"),
         "topology.devices=3",
     ) as running:
         run = running.finish()

@@ -15,7 +15,7 @@ from recipes import checkpoint, data, distributed, models, optimization
 from recipes.config import Config, UserError
 from recipes.data.base import ImageDataset
 from recipes.data.decoding_processes import Decoders
-from recipes.data.loader import SkipCounter, evaluation_loader
+from recipes.data.loader import SkipCounter, evaluation_loader, start_decoders
 from recipes.data.normalisation import Normalise
 from recipes.pulse import Phase, Pulse
 from recipes.topology import Place
@@ -119,6 +119,7 @@ def evaluate_checkpoint(
     """
     assert config.checkpoint is not None
     dataset = data.build(config.dataset, "eval", config.seed)
+    decoders = start_decoders(config, dataset)
     snapshot, state = None, None
     if place.rank == 0:
         path = checkpoint.resolve(config.checkpoint, run_folder, _log.warning)
@@ -141,4 +142,5 @@ def evaluate_checkpoint(
     for name, tensor in model.state_dict().items():
         tensor.set_value(weights[name])
     epoch = state["epoch"] - (state["step_in_epoch"] == 0)  # the one the last step was in
-    return evaluate(model, dataset, config, place, pulse), {"epoch": epoch, "step": state["step"]}
+    scores = evaluate(model, dataset, config, place, pulse, decoders)
+    return scores, {"epoch": epoch, "step": state["step"]}

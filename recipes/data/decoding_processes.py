@@ -17,7 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +41,12 @@ class _Part(NamedTuple):
     read: Future[tuple[NDArray[np.int64], NDArray[np.int64]]]  # labels, sources
 
 
-class _Batch(NamedTuple):
+class _Task(NamedTuple):
+    """What all parts of a batch have in common."""
+
+    stream: int  # its number
     epoch: int
     place: int  # of the images
-    arrays: Arrays
 
 
 class _Pending(NamedTuple):
@@ -72,8 +74,13 @@ class Decoders:
         image = max(dataset.image_size**2 * dataset.channels for dataset in datasets)
         # A stream needs one more than it reads ahead, whatever the rank still holds of others.
         self.slots = _Slots(prefetch + 1 + _HELD_BY_RANK, largest * image)
+        self._streams = 0  # begun so far
+        self._dropped = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # up to which stream: shared
         self._pool = ProcessPoolExecutor(
-            processes, get_context("fork"), _set_up, (os.getpid(), self._datasets, self.slots)
+            processes,
+            _Context(),
+            _set_up,
+            (os.getpid(), _Decoder(self._datasets, self.slots, self._dropped)),
         )
         with no_collection():
             self._pool.submit(int).result()  # forks them all
@@ -83,19 +90,28 @@ class Decoders:
 
     def stream(self, dataset: PhotoDataset, keys: Iterable[list[SampleKey]]) -> DecodedStream:
         """Batches of a dataset that is contained. One stream at a time."""
-        return DecodedStream(self, dataset, keys)
+        self._streams += 1
+        return DecodedStream(self, self._streams, dataset, keys)
 
-    def submit(self, dataset: PhotoDataset, batch: _Batch, rows: slice) -> _Part:
-        """Have a process decode some rows of a batch.
+    def submit(
+        self, dataset: PhotoDataset, task: _Task, indices: NDArray[np.int64], rows: slice
+    ) -> _Part:
+        """Have a process decode some rows of a batch, which has these samples.
 
         Raises:
             UserError: a process has died.
         """
         number = next(n for n, known in enumerate(self._datasets) if dataset is known)
-        indices = batch.arrays.indices[rows]
         with _death_told():
-            task = self._pool.submit(_decode, number, batch.epoch, batch.place, indices, rows.start)
-        return _Part(rows, task)
+            return _Part(rows, self._pool.submit(_decode, task, number, indices[rows], rows.start))
+
+    def drop(self, stream: int) -> None:
+        """Let what has not begun of this stream, and of those before it, end at once.
+
+        Futures that wait are not cancelled: where a process dies just then, Python's executor
+        would not survive it, and leave the others unfinished.
+        """
+        self._dropped[0] = stream
 
     def close(self) -> None:
         """End the processes: what they have begun is finished, what waits is dropped."""
@@ -110,14 +126,20 @@ class DecodedStream(Stream):
 
     Args:
         decoders: which are this stream's alone until it is closed.
+        number: of this stream among theirs.
         dataset: one of theirs.
         keys: the samples of each batch, of one epoch.
     """
 
     def __init__(
-        self, decoders: Decoders, dataset: PhotoDataset, keys: Iterable[list[SampleKey]]
+        self,
+        decoders: Decoders,
+        number: int,
+        dataset: PhotoDataset,
+        keys: Iterable[list[SampleKey]],
     ) -> None:
-        self._decoders, self._dataset, self._keys = decoders, dataset, iter(keys)
+        self._decoders, self._number = decoders, number
+        self._dataset, self._keys = dataset, iter(keys)
         self._pending: deque[_Pending] = deque()
         for _ in range(decoders.prefetch):
             self._start_next()
@@ -132,8 +154,8 @@ class DecodedStream(Stream):
                 for rows, read in parts:
                     arrays.labels[rows], arrays.sources[rows] = read.result()
         except BaseException:
-            self._drop(parts)
             self.close()
+            self._wait(parts)
             raise
         # Where the rank holds on to more than it should need, the next stream would find no place.
         if self._decoders.slots.free() + len(self._pending) <= self._decoders.prefetch:
@@ -143,12 +165,13 @@ class DecodedStream(Stream):
     def close(self) -> None:
         """Drop what waits, and let the processes finish what they have begun."""
         self._keys = iter(())
+        self._decoders.drop(self._number)
         while self._pending:
-            self._drop(self._pending.popleft().parts)
+            self._wait(self._pending.popleft().parts)
 
-    def _drop(self, parts: list[_Part]) -> None:
+    def _wait(self, parts: list[_Part]) -> None:
         # A place is free for another batch only when nothing is written to it any more.
-        wait([part.read for part in parts if not part.read.cancel()])
+        wait([part.read for part in parts])
 
     def _start_next(self) -> None:
         """Have the processes begin with the next batch, if there is one."""
@@ -159,9 +182,9 @@ class DecodedStream(Stream):
         place, images = self._decoders.slots.take((count, size, size, self._dataset.channels))
         indices = np.array([index for _, index in keys], np.int64)
         arrays = Arrays(images, np.empty(count, np.int64), indices, np.empty(count, np.int64))
-        batch = _Batch(keys[0][0], place, arrays)
+        task = _Task(self._number, keys[0][0], place)
         parts = [
-            self._decoders.submit(self._dataset, batch, rows)
+            self._decoders.submit(self._dataset, task, indices, rows)
             for rows in portions(count, self._decoders.processes, _TAKEN)
         ]
         self._pending.append(_Pending(arrays, parts))
@@ -248,34 +271,58 @@ class _Slots:
         return sys.getrefcount(self._flat[place])
 
 
-class _Decoder:
-    """What a process has been forked with, and memory of its own."""
+class _Process(ForkProcess):
+    """A process that the executor can end, when another one of its has died: SIGTERM would not, see
+    `forked`, and the executor would wait for it for ever."""
 
-    def __init__(self, datasets: Sequence[PhotoDataset], slots: _Slots) -> None:
-        self.datasets, self.slots, self.scratch = datasets, slots, Scratch()
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _Context(ForkContext):
+    Process = _Process
+
+
+class _Decoder:
+    """What a process is forked with, and memory of its own.
+
+    Args:
+        datasets, slots: see `Decoders`.
+        dropped: int64[1], shared: streams up to this number need nothing any more.
+    """
+
+    def __init__(
+        self, datasets: Sequence[PhotoDataset], slots: _Slots, dropped: NDArray[np.int64]
+    ) -> None:
+        self.datasets, self.slots, self.dropped, self.scratch = datasets, slots, dropped, Scratch()
 
 
 _decoder: _Decoder | None = None  # set once in each process, and never in the rank
 
 
-def _set_up(rank_process: int, datasets: Sequence[PhotoDataset], slots: _Slots) -> None:
+def _set_up(rank_process: int, decoder: _Decoder) -> None:
     global _decoder
     live_with_rank(rank_process)
-    _decoder = _Decoder(datasets, slots)
+    _decoder = decoder
 
 
 def _decode(
-    number: int, epoch: int, place: int, indices: NDArray[np.int64], first: int
+    task: _Task, number: int, indices: NDArray[np.int64], first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Decode samples of a dataset into the rows of a batch from `first` on. Runs in a process.
+    """Decode samples into the rows of a batch from `first` on. Runs in a process.
+
+    Args:
+        number: of the dataset.
+        indices: of its samples.
 
     Returns:
-        Their labels and sources.
+        Their labels and sources, undefined where the stream was dropped.
     """
     assert _decoder is not None
     dataset, count = _decoder.datasets[number], len(indices)
     shape = (dataset.image_size, dataset.image_size, dataset.channels)
-    images = _decoder.slots.array(place, first * int(np.prod(shape)), (count, *shape))
+    images = _decoder.slots.array(task.place, first * int(np.prod(shape)), (count, *shape))
     arrays = Arrays(images, np.empty(count, np.int64), indices, np.empty(count, np.int64))
-    fill(dataset, epoch, arrays, slice(0, count), _decoder.scratch)
+    if task.stream > _decoder.dropped[0]:
+        fill(dataset, task.epoch, arrays, slice(0, count), _decoder.scratch)
     return arrays.labels, arrays.sources

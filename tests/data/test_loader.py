@@ -442,7 +442,8 @@ def test_decoders_serve_one_epoch_after_the_other(photos: Path) -> None:
     assert {process.pid for process in children()} == before
 
 
-def test_a_process_that_died_between_two_epochs_is_reported(photos: Path) -> None:
+@pytest.mark.parametrize("which", range(PROCESSES.workers))
+def test_a_process_that_died_between_two_epochs_is_reported(photos: Path, which: int) -> None:
     run = of(PROCESSES, photos)
     run.global_batch_size = 12
     training = build(run.dataset, "train", 5)
@@ -450,11 +451,15 @@ def test_a_process_that_died_between_two_epochs_is_reported(photos: Path) -> Non
     decoders = start_decoders(run, training)
     assert decoders is not None
     list(train_loader(training, plan(), 0, 0, run, decoders))
-    os.kill(next(process.pid for process in children() if process.pid not in before), 9)
+    workers = sorted(process.pid for process in children() if process.pid not in before)
+    os.kill(workers[which], signal.SIGKILL)
+    start = time.monotonic()
     time.sleep(0.5)
     with pytest.raises(UserError, match="a decoding process died"):
         list(train_loader(training, plan(), 1, 0, run, decoders))
     decoders.close()
+    assert time.monotonic() - start < 5
+    assert {process.pid for process in children()} == before
 
 
 def test_decoders_end_when_nothing_refers_to_them(photos: Path) -> None:

@@ -164,6 +164,27 @@ def test_decoding_processes_end_with_their_rank(
         check_failure(run, rank=1, type_="RankDied", message="rank 1 was ended by SIGKILL")
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_killed_decoding_process_ends_the_run(
+    photographs: Path, tmp_path: Path, devices: int
+) -> None:
+    with started(
+        tmp_path / "run",
+        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
+        *("dataset.on_corrupt=skip", "dataset.workers=2", "global_batch_size=24", "epochs=1000"),
+        f"topology.devices={devices}",
+    ) as running:
+        running.wait_for_step(5)
+        os.kill(max(running.processes()), signal.SIGKILL)  # the last one that was started
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    assert run.status == 1
+    assert "Traceback" not in run.said
+    assert "error: a decoding process died" in run.errors
+    assert "dataset.workers" in run.errors
+    assert run.result["status"] == "failed"
+
+
 @pytest.mark.parametrize("decoders", [1, 2])
 def test_an_unreadable_image_is_told_by_the_rank_that_met_it(
     photographs: Path, tmp_path: Path, decoders: int

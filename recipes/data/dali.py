@@ -46,6 +46,7 @@ class _Chosen(NamedTuple):
 
 class _Reading(NamedTuple):
     keys: list[SampleKey]
+    indices: NDArray[np.int64]  # of the keys
     parts: list[Future[_Chosen]]  # in the order of the samples
 
 
@@ -173,11 +174,11 @@ class DaliPipeline(Stream):
             self._pool.submit(self._choose, keys[0][0], indices[rows])
             for rows in portions(len(keys), self._threads)
         ]
-        self._reading.append(_Reading(keys, parts))
+        self._reading.append(_Reading(keys, indices, parts))
 
     def _read(self) -> _Pending:
         """The first batch that is being read, once it has been."""
-        keys, parts = self._reading.popleft()
+        keys, indices, parts = self._reading.popleft()
         read = [part.result() for part in parts]
         boxes = np.concatenate([part.boxes for part in read])
         sources = np.concatenate([part.sources for part in read])
@@ -187,7 +188,6 @@ class DaliPipeline(Stream):
             "shape": np.ascontiguousarray(boxes[:, 2:]),
             "flip": np.concatenate([part.flips for part in read]),
         }
-        indices = np.array([index for _, index in keys], np.int64)
         no_images = np.empty(0, np.uint8)
         return _Pending(
             keys, Arrays(no_images, self._dataset.labels[sources], indices, sources), feeds

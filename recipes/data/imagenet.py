@@ -147,8 +147,11 @@ def _class_folders(folder: Path) -> list[str]:
             f"dataset.path needs train/ and val/ with class folders, or {LISTS['train']} "
             f"and {LISTS['eval']}",
         )
-    with os.scandir(folder) as entries:
-        classes = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    classes = sorted(
+        entry.name
+        for entry in _scanned(folder)
+        if not entry.name.startswith(".") and entry.is_dir()
+    )
     if not classes:
         raise UserError(
             f"{folder}: no class folders in it", "one folder per class holds its images"

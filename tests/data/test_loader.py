@@ -564,7 +564,7 @@ def test_workers_end_with_their_rank(photos: Path, loader: str, end: str) -> Non
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREAD": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert rank.stdout is not None
     workers = [int(pid) for pid in rank.stdout.readline().split()]

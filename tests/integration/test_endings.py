@@ -136,14 +136,21 @@ def photographs(tmp_path: Path) -> Path:
     return make_photographs(tmp_path / "images")
 
 
+def endless_epochs(photographs: Path) -> tuple[str, ...]:
+    """As `ENDLESS`, with two processes in each rank that decode."""
+    return (
+        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
+        *("dataset.on_corrupt=skip", "dataset.workers=2", "global_batch_size=24", "epochs=1000"),
+    )
+
+
 @pytest.mark.parametrize("end", ["signal", "parent", "rank"])
 def test_decoding_processes_end_with_their_rank(
     photographs: Path, tmp_path: Path, end: str
 ) -> None:
     with started(
         tmp_path / "run",
-        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
-        *("dataset.on_corrupt=skip", "dataset.workers=2", "global_batch_size=24", "epochs=1000"),
+        *endless_epochs(photographs),
         "topology=1x2",
     ) as running:
         running.wait_for_step(5)
@@ -170,8 +177,7 @@ def test_a_killed_decoding_process_ends_the_run(
 ) -> None:
     with started(
         tmp_path / "run",
-        *(*SMALL, "dataset=imagenet", f"dataset.path={photographs}", "dataset.image_size=32"),
-        *("dataset.on_corrupt=skip", "dataset.workers=2", "global_batch_size=24", "epochs=1000"),
+        *endless_epochs(photographs),
         f"topology.devices={devices}",
     ) as running:
         running.wait_for_step(5)

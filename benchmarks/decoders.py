@@ -20,9 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import table
-from benchmarks.loaders import IMAGE_SIZE, add_options, check_dali, dali_on_cpu, measuring_of
+from benchmarks.loaders import (
+    IMAGE_SIZE,
+    add_options,
+    check_dali,
+    dali_on_cpu,
+    measuring_of,
+    prepared_folder,
+)
 from benchmarks.pictures import make_photographs
-from benchmarks.prepared import make_prepared, prepared_folder
+from benchmarks.prepared import make_prepared
 from benchmarks.runs import told
 from recipes.config import DatasetConfig
 from recipes.data import Plan, build

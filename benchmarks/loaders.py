@@ -180,6 +180,11 @@ def row(
     )
 
 
+def prepared_folder(folder: Path, name: str) -> Path:
+    """Where a prepared dataset of the photographs is: below their folder."""
+    return folder / "prepared" / name
+
+
 def _photographs(measuring: Measuring) -> Path:
     from benchmarks.pictures import make_photographs
 
@@ -418,8 +423,8 @@ _SIDES: dict[str, Callable[[Path], Iterator[int]]] = {
     "paddle.vision, cv2, arrays": lambda data: _paddle_vision(data, "cv2", tensors=False),
     "photographs": _our_photographs,
     "photographs normalised": lambda data: _our_photographs(data, normalised=True),
-    "prepared": lambda data: _our_photographs(data / "prepared" / "prepared"),
-    "prepared raw": lambda data: _our_photographs(data / "prepared" / "prepared raw"),
+    "prepared": lambda data: _our_photographs(prepared_folder(data, "prepared")),
+    "prepared raw": lambda data: _our_photographs(prepared_folder(data, "prepared raw")),
     "cv2 and DataLoader": _cv2_and_data_loader,
     "DALI": dali_on_cpu,
 }

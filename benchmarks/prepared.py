@@ -25,6 +25,7 @@ from benchmarks.loaders import (
     check_dali,
     measure,
     measuring_of,
+    prepared_folder,
     row,
 )
 from benchmarks.pictures import make_photographs
@@ -106,11 +107,6 @@ def make_prepared(folder: Path, name: str) -> None:
     """Have a prepared dataset of the photographs in `prepared_folder`, of the settings `name`."""
     preparation = _preparation(folder, prepared_folder(folder, name), SIDES[name])
     prepare_shards(preparation, NoDisplay(), lambda _: None)
-
-
-def prepared_folder(folder: Path, name: str) -> Path:
-    """Where a prepared dataset of the photographs is: below their folder."""
-    return folder / "prepared" / name
 
 
 def _preparation(folder: Path, output: Path, conversion: Conversion) -> Preparation:

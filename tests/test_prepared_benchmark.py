@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import prepared
-from benchmarks.loaders import Measuring
+from benchmarks.loaders import Measuring, prepared_folder
 from benchmarks.pictures import make_photographs
 from benchmarks.table import Row
 from recipes.config import DatasetConfig, UserError
@@ -19,7 +19,7 @@ def test_the_sides_are_prepared_of_the_photographs(tmp_path: Path) -> None:
     for name in prepared.SIDES:
         for _ in range(2):  # the second time finds it done
             prepared.make_prepared(tmp_path, name)
-        path = str(prepared.prepared_folder(tmp_path, name))
+        path = str(prepared_folder(tmp_path, name))
         dataset = build(DatasetConfig(name="imagenet", path=path, image_size=224), "train", 0)
         assert len(dataset) == 20
         assert len(dataset.classes) == 10

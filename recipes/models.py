@@ -14,10 +14,8 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import io
 import logging
 import os
-import pickle
 import re
 import sys
 import time
@@ -25,16 +23,15 @@ import types
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from recipes.config import Config, ConfigError, ModelConfig, UserError
+from recipes.weights import SUFFIXES, read_weights
 
 if TYPE_CHECKING:
     from paddle.nn import Layer
@@ -45,7 +42,6 @@ CIFAR_MAX_SIZE = 64  # pixels a side up to which `stem: auto` takes the CIFAR fo
 RESNET_MODULE = "legendary_models.resnet"  # the backbones that have a CIFAR form
 DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 LOCK_TIMEOUT = 3600.0  # seconds to wait for another process's download
-SUFFIXES = (".pdparams", ".safetensors")
 LIST_COMMAND = (
     "python -c \"from recipes.models import backbone_names; print(*backbone_names(), sep='\\n')\""
 )
@@ -590,82 +586,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- pretrained weights: reading -----------------------------------------------------------------
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numpy arrays, plain containers, numbers and text; refuses everything else.
-
-    A pickle can name any function to be called. Here the only names it may use are those that
-    numpy's arrays and ordered dictionaries are written with.
-    """
-
-    allowed = frozenset(
-        [
-            ("collections", "OrderedDict"),
-            ("numpy", "dtype"),
-            ("numpy", "ndarray"),
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy.core.multiarray", "scalar"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "scalar"),
-            ("numpy.core.numeric", "_frombuffer"),
-            ("numpy._core.numeric", "_frombuffer"),
-        ]
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("builtins", "tuple"), ("__builtin__", "tuple")):
-            return tuple  # paddle.save writes a tensor as tuple((name, array))
-        if (module, name) == ("_codecs", "encode"):
-            return _encode_latin1
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which weights do not need")
-        if module == "collections":
-            return OrderedDict
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """How pickles below protocol 3 write bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes bytes as {encoding}")
-    return text.encode("latin1")
-
-
-def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Read named arrays from a .safetensors or .pdparams file, without running code from it.
-
-    Raises:
-        UserError: the file is damaged, or holds anything but arrays.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        # Python 2 wrote some of the published files, hence the encoding.
-        loaded = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise _unreadable(path, error) from error
-    if not isinstance(loaded, dict):
-        raise _unreadable(path, f"it holds a {type(loaded).__name__}, not named arrays")
-    # Paddle adds a table of parameter names, and may write a tensor as (name, array).
-    loaded.pop("StructuredToParameterName@@", None)
-    weights = {
-        name: value[1] if isinstance(value, tuple) and len(value) == 2 else value
-        for name, value in loaded.items()
-    }
-    for name, value in weights.items():
-        # Paddle writes bfloat16 as uint16, which would be read as other numbers.
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fib":
-            raise _unreadable(path, f"its entry {name!r} is not an array of float, int or bool")
-    return weights
-
-
-def _unreadable(path: Path, reason: object) -> UserError:
-    return UserError(
-        f"{path}: not readable as weights: {reason}",
-        "fetch the file again, or give another one with model.pretrained",
-    )
+# --- pretrained weights: loading -----------------------------------------------------------------
 
 
 def _load(model: Layer, path: Path, num_classes: int, stem: str) -> None:

@@ -26,7 +26,8 @@ from safetensors.numpy import save_file
 from recipes import models
 from recipes.batch_norm import convert_sync_batch_norm
 from recipes.config import ConfigError, ModelConfig, UserError
-from recipes.models import backbone_names, build, describe, fetch_pretrained, read_weights
+from recipes.models import backbone_names, build, describe, fetch_pretrained
+from recipes.weights import read_weights
 
 ROOT = Path(__file__).parent.parent
 SMALL = "PPLCNet_x0_25"  # 0.24 million parameters and a classifier

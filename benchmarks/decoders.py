@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from benchmarks.pictures import make_photographs
 from benchmarks.prepared import make_prepared
 from benchmarks.runs import told
 from recipes.config import DatasetConfig
+from recipes.cores import usable_cores
 from recipes.data import Plan, build
 from recipes.data.decoding_processes import DecodingProcesses
 from recipes.data.decoding_threads import DecodingThreads
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser)
     parser.set_defaults(dali=None, photographs=2048)
     options = parser.parse_args(arguments)
-    counts = options.counts or powers(len(os.sched_getaffinity(0)))
+    counts = options.counts or powers(usable_cores())
     with told(), measuring_of(options) as measuring:
         sides = sides_of(measuring.folder, measuring.photographs)
         if options.dali:

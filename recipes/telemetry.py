@@ -28,6 +28,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from recipes.config import UserError
+from recipes.cores import usable_cores
 from recipes.topology import Topology
 
 PACKAGES = (
@@ -417,7 +418,7 @@ def environment(hosts: Sequence[str] | None = None) -> dict[str, Any]:
         "cpu": {
             "model": _cpu_model(),
             "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)),
+            "usable_cores": usable_cores(),
         },
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "packages": _packages(),

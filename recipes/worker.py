@@ -19,6 +19,7 @@ from typing import Any
 
 from recipes import affinity, telemetry
 from recipes.config import Config, UserError, compose, dump, load
+from recipes.cores import usable_cores
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
 from recipes.pulse import NoPulse, Phase, Pulse, SharedPulse
 from recipes.topology import Place, threads_per_rank
@@ -185,8 +186,7 @@ def import_paddle() -> None:
 
 def set_threads(config: Config, environment: MutableMapping[str, str]) -> None:
     """Share the node's cores out to its ranks, before Paddle and OpenMP read these variables."""
-    cores = len(os.sched_getaffinity(0))
-    threads = config.threads or threads_per_rank(cores, config.topology.devices)
+    threads = config.threads or threads_per_rank(usable_cores(), config.topology.devices)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         if config.threads or name not in environment:
             environment[name] = str(threads)

@@ -8,7 +8,6 @@ augmentation, which differ by the decoders' rounding. Images stay uint8: the tra
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.config import Config, UserError, chosen_loader
+from recipes.cores import cores_of_rank
 from recipes.data.arrays import ArrayDataset, BatchesAtOnce
 from recipes.data.base import Arrays, ImageDataset, Stream, stack
 from recipes.data.dali import DaliPipeline
@@ -24,7 +24,6 @@ from recipes.data.decoding_threads import DecodingThreads
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import Plan, SampleKey, evaluation_batches
 from recipes.data.worker_processes import WorkerProcesses
-from recipes.topology import threads_per_rank
 
 _MOST_DECODERS = 16  # speed grew up to as many; more has not been measured
 
@@ -161,8 +160,8 @@ def decoders(config: Config) -> int:
     """
     if config.dataset.workers:
         return config.dataset.workers
-    cores = len(os.sched_getaffinity(0))
-    share = config.threads or threads_per_rank(cores, config.topology.devices)
+    split = config.affinity == "split"
+    share = config.threads or cores_of_rank(config.topology.devices, split=split)
     return min(share, _MOST_DECODERS)
 
 

@@ -31,6 +31,7 @@ import PIL
 import simplejpeg
 
 from recipes.config import Config, UserError
+from recipes.cores import usable_cores
 from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
 from recipes.data.decoding import UnreadableImage, read_file
@@ -159,7 +160,7 @@ def prepare_or_verify(config: Config, display: StepDisplay, log: Callable[[str],
                 config.prepare.chroma,
             ),
             shard_bytes=int(config.prepare.shard_mib * _MIB),
-            workers=config.prepare.workers or len(os.sched_getaffinity(0)),
+            workers=config.prepare.workers or usable_cores(),
             max_skipped=config.dataset.max_skipped if skip else None,
             num_classes=config.dataset.num_classes,
         ),

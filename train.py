@@ -10,12 +10,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+try:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import DictConfig
 
-from recipes import config, launch
-from recipes.topology import place_from_environment
+    from recipes import config, launch
+    from recipes.topology import place_from_environment
+except ModuleNotFoundError:
+    from recipes.installed import require_packages
+
+    require_packages()  # says what is missing, where it is one of them
+    raise
 
 CONF = Path(__file__).resolve().parent / "conf"
 

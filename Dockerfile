@@ -31,7 +31,7 @@ ARG PIP_TRUSTED_HOST
 # A mirror of Paddle's own index, the part before /cu126/.
 ARG PADDLE_INDEX
 # docker/certificates.pem is there only where the classic builder needs one; BuildKit gets a secret.
-COPY docker/requirements*.lock docker/pip-install.sh docker/image-packages.sh \
+COPY docker/requirements*.lock docker/pip_install.py docker/image-packages.sh \
     docker/trim.sh docker/check_installed.py docker/describe_packages.py \
     docker/certificates.pe[m] /build/
 RUN /build/image-packages.sh "${VARIANT}" /opt/venv && /build/trim.sh /opt/venv \
@@ -68,6 +68,9 @@ ARG BUILD_DATE=unknown
 # name==version of every Python package, separated by blanks; build.sh takes it from the locks.
 ARG PACKAGES=unknown
 ARG PADDLE=unknown
+# What train.sh compares a checkout with (docker/content.sh).
+ARG CODE_DIGEST=unknown
+ARG PACKAGES_DIGEST=unknown
 # LOGNAME names the user also under a uid that /etc/passwd does not know (docker run --user).
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/home/fleet \
@@ -94,4 +97,6 @@ LABEL org.opencontainers.image.title="fleet-recipes" \
     org.opencontainers.image.base.name="${BASE}" \
     fleet-recipes.variant="${VARIANT}" \
     fleet-recipes.paddle="${PADDLE}" \
-    fleet-recipes.packages="${PACKAGES}"
+    fleet-recipes.packages="${PACKAGES}" \
+    fleet-recipes.code-digest="${CODE_DIGEST}" \
+    fleet-recipes.packages-digest="${PACKAGES_DIGEST}"

@@ -16,8 +16,7 @@ wanted=$(sha256sum $LOCK | cut -d' ' -f1)
 echo "bench: fetching NVIDIA DALI to compare with (about 400 MB, the first time)"
 partial=$(mktemp -d "$FOLDER.XXXXXX")
 trap 'rm -rf "$partial"' EXIT
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --target "$partial" -r $LOCK
+.venv/bin/python docker/pip_install.py --name bench --log .venv/pip-bench.log --target "$partial" $LOCK
 echo "$wanted" > "$partial/.lock-sha256"
 rm -rf $FOLDER
 mv "$partial" $FOLDER

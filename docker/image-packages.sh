@@ -30,7 +30,7 @@ fi
 export PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 
 python3.11 -m venv "$venv"
-"$here/pip-install.sh" "$venv/bin/python" "$here/requirements.lock" "$lock"
+"$venv/bin/python" "$here/pip_install.py" --name packages "$here/requirements.lock" "$lock"
 # The environment is what the locks say: pip made it and goes.
 "$venv/bin/python" -m pip uninstall --quiet --yes pip
 "$venv/bin/python" "$here/check_installed.py" "$here/requirements.lock" "$lock"

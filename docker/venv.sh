@@ -33,7 +33,7 @@ echo "setup: installing $(grep -c '^[a-z0-9].*==' $LOCK) packages from $LOCK (ab
     "fetch the first time)"
 rm -f $STAMP
 touch $INCOMPLETE
-docker/pip-install.sh $VENV/bin/python $LOCK
+$VENV/bin/python docker/pip_install.py --name setup --log $VENV/pip.log $LOCK
 # What an older lock brought and this one does not name goes, so that .venv equals the lock.
 $VENV/bin/python docker/check_installed.py --list-extra $LOCK | while read -r extra; do
     echo "setup: removing $extra, which the lock does not name"

@@ -101,6 +101,8 @@ def test_setup_installs_the_lock_once_follows_it_and_repairs(tree: Tree) -> None
     first = tree.setup()
     assert first.returncode == 0, first.stderr
     assert "making .venv" in first.stdout
+    assert "setup: 2 packages, 0 MB fetched" in first.stdout
+    assert len(first.stdout.splitlines()) <= 5, first.stdout
     assert tree.installed() == {"setuptools-999", "aa-1"}
 
     assert tree.setup().stdout == ""
@@ -128,6 +130,8 @@ def test_setup_refuses_another_hash_and_repairs_what_that_left(tree: Tree) -> No
     failed = tree.setup()
     assert failed.returncode != 0
     assert "DO NOT MATCH THE HASHES" in failed.stderr
+    assert "All that pip said is in .venv/pip.log" in failed.stderr
+    assert "Processing ./wheels/cc-1" in (tree.folder / ".venv/pip.log").read_text()
     assert not (tree.folder / ".venv/.lock-sha256").exists()
 
     tree.lock("requirements-dev.lock", build, entry)

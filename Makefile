@@ -1,7 +1,7 @@
 # Everything a user or a developer runs. `make` alone lists it.
 #
 #   RUNTIME=local|docker|auto   where `make train` runs: .venv, the image, or the image where a
-#                               Docker engine answers (default: auto)
+#                               Docker engine answers and it can be had (default: auto)
 #   VARIANT=cpu|cu126|cu129     which image `make image` builds (default: by what this machine has)
 #   PYTHON=/path/to/python3.11  which Python makes .venv (default: the first 3.11 found)
 #   ARGS="epochs=1 …"           more overrides for `make train`, or options for `make parity`

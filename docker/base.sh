@@ -10,7 +10,19 @@ set -euo pipefail
 SUITE=bookworm
 TAG=fleet-recipes-base:$SUITE
 
-if ! command -v debootstrap >/dev/null 2>&1 && [ ! -x /usr/sbin/debootstrap ]; then
+PATH=$PATH:/usr/sbin:/sbin
+have_debootstrap() { [ -x "$(command -v debootstrap)" ]; }
+
+install_debootstrap() {  # as root on Debian and its kin; 1 where it cannot be had
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
+    echo "base: installing debootstrap, which is missing"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends
+        install debootstrap debian-archive-keyring)
+    # The lists of a fresh machine may be empty or old.
+    { "${install[@]}" || { apt-get -qq update && "${install[@]}"; }; } >/dev/null
+}
+
+if ! have_debootstrap && ! { install_debootstrap && have_debootstrap; }; then
     echo "base: debootstrap is missing. On Debian or Ubuntu: apt-get install debootstrap" >&2
     exit 1
 fi
@@ -20,10 +32,13 @@ if [ "$(id -u)" != 0 ]; then
         { echo "base: debootstrap needs root. Run 'make base' as root, or install sudo." >&2; exit 1; }
     as_root=(sudo "--preserve-env=http_proxy,https_proxy,no_proxy")
 fi
-PATH=$PATH:/usr/sbin:/sbin
 
 root=$(mktemp -d)
-trap '"${as_root[@]}" rm -rf "$root"' EXIT
+clean() {
+    [ ! -e "$root/debian" ] || "${as_root[@]}" rm -rf "$root/debian"
+    rmdir "$root"
+}
+trap clean EXIT
 
 echo "base: fetching Debian $SUITE into $TAG (two minutes or less)"
 "${as_root[@]}" debootstrap --variant=minbase --include=ca-certificates "$SUITE" "$root/debian" \

@@ -137,6 +137,8 @@ fi
 # ---- what the image says of itself -----------------------------------------------------------------
 commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 [ "$commit" = unknown ] || [ -z "$(git status --porcelain 2>/dev/null)" ] || commit+=-modified
+code=$(docker/content.sh code)
+packages=$(docker/content.sh packages "$variant")
 pins() { sed -n 's/^\([A-Za-z0-9._-]*==[^ ;\\]*\).*/\1/p' "$@"; }
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
@@ -144,6 +146,7 @@ docker build "${options[@]}" --tag "$image" \
     --build-arg "VARIANT=$variant" --build-arg "BASE=$base" --build-arg "VERSION=$version" \
     --build-arg "GIT_COMMIT=$commit" --build-arg "BUILD_DATE=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
     --build-arg "PACKAGES=$(pins docker/requirements.lock "$lock" | sort | tr '\n' ' ' | sed 's/ $//')" \
+    --build-arg "CODE_DIGEST=$code" --build-arg "PACKAGES_DIGEST=$packages" \
     --build-arg "PADDLE=$(pins "$lock" | grep '^paddle')" \
     "$context"
 echo "image: $image is ready," \

@@ -1,18 +1,13 @@
 #!/bin/sh
 # What `docker run IMAGE …` runs:
 #   train.py topology=1x2 …, -m module, -c code   Python with these arguments
+#   recipe=digits_resnet18 …, --help              train.py with these overrides
 #   anything else (bash, python, visualdl)        that program
 set -eu
 
-for folder in outputs data; do
-    if [ -e "$folder" ] && [ ! -w "$folder" ]; then
-        echo "entrypoint: /workspace/$folder belongs to uid $(stat -c %u "$folder") and cannot be" \
-            "written by uid $(id -u). If the run writes there (data may stay read-only), add" \
-            "--user \"\$(id -u):\$(id -g)\" to docker run, so that its files belong to you." >&2
-    fi
-done
-
 case "${1:-}" in
-    *.py | -*) exec python "$@" ;;
+    *.py | -[!-]*) exec python "$@" ;;
+    /* | ./*) exec "$@" ;;
+    *=* | "~"* | --*) exec python /workspace/train.py "$@" ;;
     *) exec "$@" ;;
 esac

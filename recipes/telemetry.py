@@ -47,6 +47,7 @@ PACKAGES = (
     "nvidia-dali-cuda120",
     "nvidia-ml-py",
 )
+COMMIT_VARIABLE = "FLEET_RECIPES_COMMIT"  # of a checkout mounted into a container without git
 HOSTS_VARIABLE = "FLEET_RECIPES_HOSTS"  # the nodes' names by number, which a rank cannot know
 COMMAND_VARIABLE = "FLEET_RECIPES_COMMAND"  # the arguments of the parent, quoted for a shell
 IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
@@ -827,6 +828,9 @@ def _cpu_model() -> str:
 
 def _git(folder: Path) -> dict[str, Any] | None:
     """The commit of the repository that holds `folder`, and whether tracked files differ."""
+    if given := os.environ.get(COMMIT_VARIABLE):
+        checkout, _, modified = given.partition("-")
+        return {"commit": checkout, "dirty": bool(modified)}
     if shutil.which("git") is None:
         return None
 

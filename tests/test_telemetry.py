@@ -434,6 +434,14 @@ def test_the_git_commit_and_whether_it_is_dirty(tmp_path: Path) -> None:
     assert telemetry._git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
+@pytest.mark.parametrize(("given", "dirty"), [("a1b2", False), ("a1b2-modified", True)])
+def test_a_mounted_checkout_brings_its_commit(
+    given: str, dirty: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(telemetry.COMMIT_VARIABLE, given)
+    assert telemetry._git(tmp_path) == {"commit": "a1b2", "dirty": dirty}
+
+
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert telemetry._git(ROOT) is None

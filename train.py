@@ -15,7 +15,7 @@ try:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from recipes import config, launch
+    from recipes import command_line, config, launch
     from recipes.topology import place_from_environment
 except ModuleNotFoundError:
     from recipes.installed import require_packages
@@ -63,15 +63,15 @@ def run_as_parent() -> int:
         remove_if_empty(folder)
 
     def compose_and_run() -> None:
+        sys.argv[1:] = command_line.read(sys.argv[1:]).arguments
         try:
             run()
         except config.MISTAKES:
             raise
-        except (ValueError, OSError) as error:
+        except config.HYDRAS_OWN as error:
             if statuses:
                 raise  # not about composing
-            # Hydra itself raises these for some mistakes in groups, and for the run folder.
-            raise config.ConfigError(f"{error}, with {' '.join(sys.argv[1:])}") from error
+            raise config.not_composed(error, sys.argv[1:]) from error
 
     return max([in_one_message(compose_and_run) or 0, *statuses])
 

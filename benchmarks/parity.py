@@ -53,9 +53,9 @@ class Row:
 SETTINGS = {
     "1x1": ("topology=1x1",),
     "1x2": ("topology=1x2",),
-    "1x3": ("topology.devices=3",),
+    "1x3": ("topology=1x3",),
     "1x4": ("topology=1x4",),
-    "2x2": ("topology.nodes=2", "topology.devices=2"),
+    "2x2": ("topology=2x2",),
     "1x1-accumulate-4": ("topology=1x1", "accumulate=4", "sync_bn=false"),
     "1x2-accumulate-2": ("topology=1x2", "accumulate=2", "sync_bn=false"),
     "1x4-own-statistics": ("topology=1x4", "sync_bn=false"),

@@ -61,7 +61,7 @@ nodes=
 master=
 for argument in "$@"; do
     case "$argument" in
-        topology=*x*) nodes=${argument#topology=} nodes=${nodes%%x*} ;;
+        topology=*[xX]*) nodes=${argument#topology=} nodes=${nodes%%[xX]*} ;;
         topology.nodes=*) nodes=${argument#topology.nodes=} ;;
         topology.master=*) master=${argument#topology.master=} ;;
         topology.node_rank=*) fail "leave $argument out: the order in $hosts_file numbers the nodes" ;;

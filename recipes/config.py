@@ -6,7 +6,6 @@ Nothing in this module imports Paddle, so a mistake is reported in well under tw
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import math
@@ -31,10 +30,12 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from recipes import backbones, bounds, hints, named_choices
 from recipes.topology import Topology
 
 # The one key that may hold any others.
 _OPEN = "model.arguments"
+_SHOWN = 100  # characters of a setting in a message
 
 TASKS = ("train", "evaluate", "benchmark", "preflight", "prepare", "smoke")
 # bench-… are the tables of `make bench`, beside the records.
@@ -42,7 +43,6 @@ _RECORD_NAME = re.compile(r"(?!bench-)\w[\w.-]*", re.ASCII)
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
 IN_MEMORY = ("digits", "cifar10")  # datasets held as one array
 PHOTOGRAPHS = ("imagenet",)  # datasets of encoded images
-MOST_WORKERS = 256  # loader threads or processes of a rank: more than any machine has use for
 LOADERS = ("auto", "turbojpeg", "dali", "paddle")
 
 
@@ -72,6 +72,8 @@ class ConfigError(UserError):
 
 # What a mistake in the configuration can be raised as.
 MISTAKES = (UserError, HydraException, OmegaConfBaseException)
+# What Hydra raises besides, for mistakes in groups, numbers of too many digits, and the run folder.
+HYDRAS_OWN = (ValueError, OverflowError, OSError)
 
 
 @dataclass
@@ -288,8 +290,10 @@ class Config:
 
 
 def register_schema() -> None:
-    """Make the schema known to Hydra as ``config_schema``, the base of ``conf/config.yaml``."""
+    """Make the schema known to Hydra as ``config_schema``, the base of ``conf/config.yaml``, and
+    the choices that need no file in ``conf/``."""
     ConfigStore.instance().store(name="config_schema", node=Config)
+    named_choices.register()
 
 
 def from_hydra(composed: DictConfig, machine: Machine | None = None) -> Config:
@@ -310,10 +314,11 @@ def from_hydra(composed: DictConfig, machine: Machine | None = None) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from None
     assert isinstance(config, Config)
-    problems = list(_choices(config)) + list(_ranges(config))
+    problems = list(_choices(config)) + list(bounds.problems(config))
     if not problems:
         config = with_measured_steps(with_batch_sizes(config))
-        problems = list(_combinations(config, machine or Machine.this()))
+        derived = list(bounds.problems(config))
+        problems = derived or list(_combinations(config, machine or Machine.this()))
     if problems:
         raise ConfigError("\n".join(problems))
     return config
@@ -324,13 +329,29 @@ def compose(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
 
     Returns:
         The checked configuration and the run folder it names.
+
+    Raises:
+        ConfigError, HydraException, OmegaConfBaseException: what `explain` explains.
     """
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        composed = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+    try:
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            composed = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+    except MISTAKES:
+        raise
+    except HYDRAS_OWN as error:
+        raise not_composed(error, overrides) from error
     folder = Path(composed.hydra.run.dir)
     with open_dict(composed):
         del composed["hydra"]
     return from_hydra(composed), folder
+
+
+def not_composed(error: Exception, overrides: list[str]) -> ConfigError:
+    """One message of what is among `HYDRAS_OWN`."""
+    key = re.search(r"^\s*full_key: (\S+)$", str(error), flags=re.MULTILINE)
+    place = f"{key[1]}: " if key else ""
+    given = [each if len(each) <= _SHOWN else f"{each[:_SHOWN]}…" for each in overrides]
+    return ConfigError(f"{place}{str(error).splitlines()[0]}, with {' '.join(given)}")
 
 
 def explain(mistake: Exception) -> str:
@@ -345,7 +366,17 @@ def explain(mistake: Exception) -> str:
             "  remedy: write KEY=VALUE, and put quotes inside quotes around special characters: "
             "'KEY=\"VALUE\"'"
         )
-    cause = mistake.__cause__ if isinstance(mistake.__cause__, OmegaConfBaseException) else mistake
+    if str(mistake).startswith("Ambiguous value for argument"):
+        return (
+            f"{str(mistake).splitlines()[0]}: it has a comma\n"
+            "  remedy: --multirun runs one after the other; KEY=[a,b] is a list; quotes inside "
+            "quotes make a text"
+        )
+    cause: BaseException | None = mistake
+    if isinstance(mistake, HydraException) and isinstance(
+        mistake.__cause__, OmegaConfBaseException
+    ):
+        cause = mistake.__cause__
     key = getattr(cause, "full_key", None)
     reason = str(cause).splitlines()[0]
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
@@ -377,20 +408,37 @@ def _explain_unknown_key(key: str) -> str:
             f"unknown key {key}: arguments of the backbone's constructor are added, not changed\n"
             f"  remedy: +{key}=…"
         )
-    known = [name for name, _ in _leaves(OmegaConf.structured(Config))]
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "`--help` lists the keys"
-    return f"unknown key {key}: {hint}"
+    return f"unknown key {key}: {_hint(key)}"
+
+
+def _hint(key: str) -> str:
+    """What an unknown key may stand for."""
+    meant = hints.settings_like(key, known_keys())
+    return f"did you mean {' or '.join(meant)}?" if meant else "`--help` lists the keys"
+
+
+def known_keys() -> list[str]:
+    """Every key of the schema, groups included."""
+    return [name for name, _ in _leaves(OmegaConf.structured(Config))]
 
 
 def _explain_missing_choice(mistake: MissingConfigException) -> str:
     group, _, choice = str(mistake.missing_cfg_file).partition("/")
     listed = re.findall(r"^\t(\w+)$", str(mistake), flags=re.MULTILINE)
     options = list(mistake.options or listed)
-    text = f"{group}={choice} is not one of {', '.join(options)}" if options else str(mistake)
-    if group == "topology" and re.fullmatch(r"[1-9]\d*[xX][1-9]\d*", choice):
-        nodes, devices = choice.lower().split("x")
-        text += f"\n  remedy: topology.nodes={nodes} topology.devices={devices}"
+    if not options:
+        return str(mistake)
+    text = f"{group}={choice} is not one of {', '.join(options)}"
+    meant = hints.choice_like(group, choice, options)
+    if group == "topology":
+        text += ", or another NODESxDEVICES, such as topology=3x2"
+    elif group == "model":
+        text += f", or of PaddleClas's {len(backbones.names())} backbones"
+        text += f"\n  remedy: `{backbones.LIST_COMMAND}` lists them"
+        near = [f"model={name}" for name in backbones.near(choice)]
+        text += f"; did you mean {' or '.join(near)}?" if near else ""
+    elif meant is not None:
+        text += f"\n  remedy: did you mean {group}={meant}?"
     return text
 
 
@@ -509,9 +557,7 @@ def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") ->
     known = [str(key) for key in schema]  # `in` would not find keys without a default
     for key in map(str, composed):
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else "`--help` lists the keys"
-            yield f"unknown key {prefix}{key}: {hint}"
+            yield f"unknown key {prefix}{key}: {_hint(prefix + key)}"
         elif prefix + key != _OPEN and OmegaConf.is_dict(schema._get_node(key)):
             yield from _unknown_keys(composed[key], schema[key], f"{prefix}{key}.")
 
@@ -539,85 +585,7 @@ def _choices(config: Config) -> Iterator[str]:
     for key, (value, choices) in allowed.items():
         if value not in choices:
             named = ", ".join(choice or "null" for choice in choices)
-            yield f"{key}={value} is not one of {named}"
-
-
-def _ranges(config: Config) -> Iterator[str]:
-    positive = {
-        "topology.nodes": config.topology.nodes,
-        "topology.devices": config.topology.devices,
-        "epochs": config.epochs,
-        "max_steps": config.max_steps,
-        "batch_size": config.batch_size,
-        "global_batch_size": config.global_batch_size,
-        "accumulate": config.accumulate,
-        "eval_batch_size": config.eval_batch_size,
-        "log.every": config.log.every,
-        "save.every_epochs": config.save.every_epochs,
-        "save.every_steps": config.save.every_steps,
-        "save.keep": config.save.keep,
-        "threads": config.threads,
-        "dataset.image_size": config.dataset.image_size,
-        "dataset.num_classes": config.dataset.num_classes,
-        "dataset.prefetch": config.dataset.prefetch,
-        "dataset.train_size": config.dataset.train_size,
-        "dataset.eval_size": config.dataset.eval_size,
-        "prepare.quality": config.prepare.quality,
-        "prepare.shard_mib": config.prepare.shard_mib,
-        "prepare.workers": config.prepare.workers,
-        "model.num_classes": config.model.num_classes,
-        "optimizer.clip_norm": config.optimizer.clip_norm,
-        "optimizer.epsilon": config.optimizer.epsilon,
-        "schedule.gamma": config.schedule.gamma,
-        "amp.initial_loss_scale": config.amp.initial_loss_scale,
-        "gradients.bucket_mib": config.gradients.bucket_mib,
-        "deadlines.start": config.deadlines.start,
-        "deadlines.prepare": config.deadlines.prepare,
-        "deadlines.step": config.deadlines.step,
-        "deadlines.silence": config.deadlines.silence,
-        "benchmark.steps": config.benchmark.steps,
-        "benchmark.repeats": config.benchmark.repeats,
-    }
-    for key, number in positive.items():
-        if number is not None and not 0 < number < math.inf:
-            yield f"{key}={number} must be a number greater than 0"
-    for index, epoch in enumerate(config.schedule.milestones):
-        if not 0 < epoch < math.inf:
-            yield f"schedule.milestones[{index}]={epoch} must be a number greater than 0"
-    not_negative = {
-        "seed": config.seed,
-        "dataset.workers": config.dataset.workers,
-        "dataset.cutout": config.dataset.cutout,
-        "dataset.max_skipped": config.dataset.max_skipped,
-        "prepare.short_side": config.prepare.short_side,
-        "log.images": config.log.images,
-        "restarts": config.restarts,
-        "optimizer.base_lr": config.optimizer.base_lr,
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "schedule.warmup_epochs": config.schedule.warmup_epochs,
-        "benchmark.warmup": config.benchmark.warmup,
-        "benchmark.split_steps": config.benchmark.split_steps,
-    }
-    for key, number in not_negative.items():
-        if not 0 <= number < math.inf:
-            yield f"{key}={number} must be a number that is not negative"
-    if config.prepare.quality > 100:
-        yield f"prepare.quality={config.prepare.quality} must be at most 100"
-    if config.dataset.workers > MOST_WORKERS:
-        yield f"dataset.workers={config.dataset.workers} must be at most {MOST_WORKERS} per rank"
-    if config.seed >= 2**64:
-        yield f"seed={config.seed} must be below 2**64"
-    if not 0 <= config.schedule.final_lr_factor <= 1:
-        yield f"schedule.final_lr_factor={config.schedule.final_lr_factor} must be in [0, 1]"
-    below_one = {
-        "label_smoothing": config.label_smoothing,
-        "optimizer.momentum": config.optimizer.momentum,
-        "optimizer.beta1": config.optimizer.beta1,
-        "optimizer.beta2": config.optimizer.beta2,
-    }
-    for key, number in below_one.items():
-        if not 0 <= number < 1:
-            yield f"{key}={number} must be in [0, 1)"
+            yield f"{key}={bounds.short(str(value))} is not one of {named}"
 
 
 def _combinations(config: Config, machine: Machine) -> Iterator[str]:

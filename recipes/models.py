@@ -1,18 +1,16 @@
 """PaddleClas backbones by name: constructor arguments, stem, data layout, pretrained weights.
 
-`backbone_names` and `fetch_pretrained` need neither Paddle nor PaddleClas, so the launching process
-can check a name and download weights in well under a second. `build` imports both.
+`check` and `fetch_pretrained` need neither Paddle nor PaddleClas, so the launching process can
+refuse a configuration and download weights in well under a second. `build` imports both.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import fcntl
-import functools
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import logging
 import os
@@ -26,10 +24,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from recipes import backbones
+from recipes.backbones import LIST_COMMAND, RESNET_MODULE
 from recipes.config import Config, ConfigError, ModelConfig, UserError
 from recipes.weights import SUFFIXES, read_weights
 
@@ -39,12 +39,8 @@ if TYPE_CHECKING:
     from recipes.data.base import ImageDataset
 
 CIFAR_MAX_SIZE = 64  # pixels a side up to which `stem: auto` takes the CIFAR form
-RESNET_MODULE = "legendary_models.resnet"  # the backbones that have a CIFAR form
 DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 LOCK_TIMEOUT = 3600.0  # seconds to wait for another process's download
-LIST_COMMAND = (
-    "python -c \"from recipes.models import backbone_names; print(*backbone_names(), sep='\\n')\""
-)
 # What PaddleClas imports of scikit-learn, with the package itself.
 _SCIKIT_LEARN = ("sklearn", "sklearn.metrics", "sklearn.preprocessing")
 # Constructor arguments that have a key of their own in the configuration.
@@ -57,9 +53,14 @@ RESERVED = {
 }
 
 
-def backbone_names() -> list[str]:
-    """The public backbones of the installed PaddleClas, without importing it."""
-    return sorted(_backbone_modules())
+class HasClasses(Protocol):
+    """A dataset, or what is known of it before it is read."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_classes(self) -> int: ...
 
 
 def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
@@ -83,8 +84,7 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
             classes that it cannot take.
         UserError: pretrained weights that cannot be read or do not fit.
     """
-    _check_name(config.name)
-    _check_arguments(config)
+    check(config, image_size)
     stem = _stem(config, image_size)
     weights = fetch_pretrained(config)
     with _float32():
@@ -97,7 +97,19 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
     return model
 
 
-def num_classes(config: Config, dataset: ImageDataset) -> int:
+def check(config: ModelConfig, image_size: int) -> None:
+    """See what of `build` can be known without Paddle: the name, the arguments, the stem.
+
+    Raises:
+        ConfigError: as `build`.
+        UserError: PaddleClas is not installed.
+    """
+    _check_name(config.name)
+    _check_arguments(config)
+    _stem(config, image_size)
+
+
+def num_classes(config: Config, dataset: HasClasses) -> int:
     """The classifier's outputs: as configured, else as many as the dataset has classes.
 
     Raises:
@@ -168,35 +180,16 @@ def describe(model: Layer) -> dict[str, Any]:
 # --- the backbone -------------------------------------------------------------------------------
 
 
-def _backbone_folder() -> Path:
-    spec = importlib.util.find_spec("paddleclas")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("PaddleClas is not installed", "make setup")
-    return Path(spec.submodule_search_locations[0]) / "ppcls" / "arch" / "backbone"
-
-
-@functools.cache
-def _backbone_modules() -> dict[str, str]:
-    """The names that PaddleClas's backbone package imports for its users, with their module."""
-    tree = ast.parse((_backbone_folder() / "__init__.py").read_text(encoding="utf-8"))
-    return {
-        alias.asname or alias.name: node.module
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
-        for alias in node.names
-    }
-
-
 def _check_name(name: str) -> None:
-    names = backbone_names()
-    if name in names:
+    known = backbones.names()
+    if name in known:
         return
-    lower = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=3)
-    hint = f"did you mean {', '.join(lower[each] for each in near)}? " if near else ""
+    if not known:
+        raise UserError("PaddleClas is not installed", "make setup")
+    near = ", ".join(backbones.near(name))
     raise ConfigError(
-        f"model.name={name} is not one of PaddleClas's {len(names)} backbones",
-        f"{hint}list them with: {LIST_COMMAND}",
+        f"model.name={name} is not one of PaddleClas's {len(known)} backbones",
+        f"{f'did you mean {near}? ' if near else ''}list them with: {LIST_COMMAND}",
     )
 
 
@@ -209,9 +202,9 @@ def _check_arguments(config: ModelConfig) -> None:
 
 
 def _stem(config: ModelConfig, image_size: int) -> str:
-    has_cifar = _backbone_modules()[config.name] == RESNET_MODULE
+    has_cifar = backbones.modules()[config.name] == RESNET_MODULE
     if config.stem == "cifar" and not has_cifar:
-        able = [name for name, module in _backbone_modules().items() if module == RESNET_MODULE]
+        able = [name for name, module in backbones.modules().items() if module == RESNET_MODULE]
         raise ConfigError(
             f"model.stem=cifar: {config.name} has no CIFAR form",
             f"model.stem=imagenet, or one of {', '.join(able)}",
@@ -490,7 +483,9 @@ def _check_suffix(pretrained: str, name: str) -> None:
 def _paddleclas_url(name: str) -> str:
     """A backbone's URL in the MODEL_URLS table of its module, read without importing it."""
     _check_name(name)
-    path = _backbone_folder() / (_backbone_modules()[name].replace(".", "/") + ".py")
+    package = backbones.folder()
+    assert package is not None  # the name has been found in it
+    path = package / (backbones.modules()[name].replace(".", "/") + ".py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == "MODEL_URLS" for target in node.targets

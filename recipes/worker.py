@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import affinity, telemetry
+from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.cores import usable_cores
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
@@ -40,7 +41,7 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
     folder = os.environ.get(RUN_VARIABLE)
     if folder is None:
         # No rank writes before all have joined the job, so each finds the folder as it was.
-        config, path = compose(conf, overrides)
+        config, path = compose(conf, settings_only(overrides))
         refuse_used(config, telemetry.RunFolder(path))
         return config, path
     # Not the run folder's copy: nodes may share that folder and differ in where their data is.

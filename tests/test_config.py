@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -10,7 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from recipes import config
+from recipes import backbones, bounds, config
 from recipes.config import Config, ConfigError, Machine, TopologyConfig, UserError
 from recipes.data.sampler import batch_bounds, share_bounds
+from recipes.topology import Topology
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -65,7 +68,10 @@ def default() -> DictConfig:
 def changed(key: str, value: Any) -> Config:
     """As `made` with one key set, without composing anew, which takes a tenth of a second."""
     composed = copy.deepcopy(default())
-    OmegaConf.update(composed, key, value)
+    try:
+        OmegaConf.update(composed, key, value)
+    except OverflowError as error:  # Hydra's too
+        raise config.not_composed(error, []) from error
     return config.from_hydra(composed, CPU)
 
 
@@ -192,12 +198,18 @@ def test_compose_for_a_rank_gives_the_run_folder_and_makes_nothing(
         ("dataset.image_size=???", "dataset.image_size is not set"),
         ("model=resnet99", "model=resnet99 is not one of paddleclas, resnet18, resnet50"),
         ("model=a/b", "model=a/b is not one of paddleclas"),
-        ("topology=3x5", "remedy: topology.nodes=3 topology.devices=5"),
-        ("topology=3X5", "remedy: topology.nodes=3 topology.devices=5"),
+        ("model=resnet5O", "did you mean model=ResNet50"),
+        ("optimizer=sgd", "remedy: did you mean optimizer=momentum?"),
+        ("recipe=digits", "remedy: did you mean recipe=digits_resnet18?"),
+        ("topology=3x5x2", "or another NODESxDEVICES, such as topology=3x2"),
+        ("topology=0x4", "topology.nodes=0 must be a number greater than 0"),
+        ("topology=4x0", "topology.devices=0 must be a number greater than 0"),
+        ("topology=1x5000", "topology.devices=5000 must be at most 256"),
+        ("topology=70000x1", "topology.nodes=70000 must be at most 10,000"),
         ("foo=[1", "'foo=[1' is not a setting"),
         ("train", "'train' is not a setting"),
         ("a b=3", "'a b=3' is not a setting"),
-        ("topology=1x1,1x2", "topology=1x1,1x2"),
+        ("topology=1x1,1x2", "'topology=1x1,1x2': it has a comma\n  remedy: --multirun"),
         ("~foo", "'foo' does not exist"),
         ("+model=resnet18", "model appears more than once"),
     ],
@@ -208,9 +220,21 @@ def test_a_mistake_is_explained_in_a_line_or_two(override: str, message: str) ->
     assert len(text.splitlines()) <= 2
 
 
-@pytest.mark.parametrize("choice", ["topology=foo", "topology=0x4", "topology=4x0"])
-def test_what_is_no_topology_gets_no_such_remedy(choice: str) -> None:
-    assert "remedy" not in refusal(choice)
+@settings(max_examples=10, deadline=None)
+@given(nodes=st.integers(1, 999), devices=st.integers(1, 99), sign=st.sampled_from("xX"))
+def test_any_topology_goes_by_its_name(nodes: int, devices: int, sign: str) -> None:
+    assert made(f"topology={nodes}{sign}{devices}").shape == Topology(nodes, devices)
+
+
+@pytest.mark.parametrize(
+    "word", ["ResNet34", "resnet34", "MobileNetV3-small-x1.0", "PPLCNET_X0_25", "dla46_c"]
+)
+def test_any_backbone_goes_by_its_name(word: str) -> None:
+    found = made(f"model={word}").model
+    assert found.name in backbones.names()
+    letters = re.compile(r"[^a-z0-9]")
+    assert letters.sub("", found.name.lower()) == letters.sub("", word.lower())
+    assert found == dataclasses.replace(made("model=resnet18").model, name=found.name)
 
 
 CHOICE_KEYS = [
@@ -233,6 +257,7 @@ POSITIVE = [
     *("amp.initial_loss_scale", "optimizer.epsilon", "schedule.gamma", "deadlines.start"),
     *("deadlines.prepare", "deadlines.step", "deadlines.silence", "benchmark.steps"),
     *("benchmark.repeats", "prepare.quality", "prepare.shard_mib", "prepare.workers"),
+    *("gradients.bucket_mib", "save.every_steps"),
 ]
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),
@@ -240,6 +265,82 @@ NOT_NEGATIVE = [
     *("dataset.cutout", "benchmark.warmup", "benchmark.split_steps"),
 ]
 BELOW_ONE = ["label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2"]
+
+
+def number_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of the schema that holds a number."""
+    for name, value in vars(node).items():
+        kind = str(type(node).__dataclass_fields__[name].type)
+        if hasattr(value, "__dataclass_fields__"):
+            yield from number_keys(value, f"{prefix}{name}.")
+        elif re.match(r"(int|float)\b", kind):
+            yield prefix + name
+
+
+def test_every_number_has_its_bounds() -> None:
+    bounded = [*bounds.POSITIVE, *bounds.NOT_NEGATIVE, *bounds.AT_MOST_ONE, *bounds.BELOW_ONE]
+    assert sorted([*bounded, *bounds.ELSEWHERE]) == sorted(number_keys(Config()))
+    assert set(POSITIVE) == set(bounds.POSITIVE)
+    assert set(NOT_NEGATIVE) == set(bounds.NOT_NEGATIVE)
+
+
+NUMBERS = (
+    st.integers(-(10**30), 10**30)
+    | st.integers(-3, 3)
+    | st.sampled_from([2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**400, -(10**400)])
+    | st.floats()
+    | st.sampled_from([5e-324, 1e-30, 1e30, 1.7e308, -0.0])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(key=st.sampled_from(sorted(number_keys(Config()))), value=NUMBERS)
+def test_any_number_composes_or_is_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: float
+) -> None:
+    """What composes also reads back, with derived values, and lies within float32."""
+    try:
+        found = changed(key, value)
+    except config.MISTAKES as mistake:
+        text = config.explain(mistake)
+        assert key.rpartition(".")[2] in text
+        assert not INTERNAL.search(text)
+        assert len(text) < 1000
+        return
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    path.write_text(config.dump(found), encoding="utf-8")
+    assert config.load(path) == found
+    for each in number_keys(Config()):
+        number = getattr_path(found, each)
+        assert number is None or (abs(number) < 3e38 and abs(int(number)) < 2**103)
+        if isinstance(number, int):
+            assert -(2**63) <= number < 2**63
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    key=st.sampled_from(["dataset.path", "resume", "topology.master", "model.name", "loader"]),
+    text=st.text(st.characters(), max_size=20)
+    | st.sampled_from(["\0", "a\nb", "\x1b[31m", "\udcff", "a" * 300, "a/" * 3000, "", " "]),
+)
+def test_any_text_composes_or_is_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, key: str, text: str
+) -> None:
+    assume("$" not in text and text != "???")  # what OmegaConf makes of these is tested above
+    try:
+        found = changed(key, text)
+    except config.MISTAKES as mistake:
+        told = config.explain(mistake)
+        assert key in told
+        assert len(told) < 1000
+        assert told.replace("\n", "").isprintable() or any(
+            unicodedata.category(letter) in ("Zs", "Zl", "Zp", "Cf", "Co", "Cn") for letter in told
+        )
+        return
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    path.write_text(config.dump(found), encoding="utf-8")
+    assert config.load(path) == found
+    Path(text).exists()  # a path may lead nowhere, but may be asked
 
 
 @pytest.mark.parametrize("key", POSITIVE)
@@ -286,7 +387,7 @@ def test_no_number_may_be_infinite_or_none_at_all(key: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (f"seed={2**64}", "must be below 2**64"),
+        (f"seed={2**63}", "must be at most 9,223,372,036,854,775,807"),
         ("schedule.final_lr_factor=1.5", "schedule.final_lr_factor=1.5 must be in [0, 1]"),
         ("schedule.milestones=[0,1]", "schedule.milestones[0]=0.0 must be"),
         ("schedule.milestones=[1,nan]", "schedule.milestones[1]=nan must be"),
@@ -298,8 +399,9 @@ def test_other_numbers(override: str, message: str) -> None:
 
 
 def test_a_number_too_large_for_a_float_is_no_crash() -> None:
-    assert made(f"max_steps=1{'0' * 400}").max_steps == 10**400
-    assert made(f"seed={2**64 - 1}").seed == 2**64 - 1
+    assert "max_steps=10^80… must be at most" in refusal(f"max_steps=1{'0' * 400}")
+    assert "epochs=-10^80… must be" in refusal(f"epochs=-1{'0' * 400}")
+    assert made(f"seed={2**63 - 1}").seed == 2**63 - 1
 
 
 def test_all_mistakes_are_named_at_once() -> None:
@@ -538,7 +640,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_s
     name=TEXT | st.sampled_from(["007", "1e5", "true", "null", "~", "off", "a: b", "# x", "- y"]),
     path=st.none() | TEXT,
     lr=st.floats(0, 1e30),
-    seed=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 2**63 - 1),
     milestones=st.lists(st.floats(0.001, 1e6)).map(sorted),
     arguments=st.dictionaries(TEXT, st.none() | st.integers() | TEXT | st.lists(st.booleans())),
     devices=SMALL,
@@ -627,7 +729,7 @@ print(json.dumps({"status": status, "seconds": used.ru_utime + used.ru_stime, "h
         ("epochs=abc", "error: epochs: Value 'abc'"),
         ("amp=o1 device=cpu", "error: amp.level=O1 has no effect on CPU"),
         ("task=evaluate", "error: task=evaluate needs a checkpoint"),
-        ("topology=3x5", "error: topology=3x5 is not one of"),
+        ("topology=foo", "error: topology=foo is not one of"),
         ("batch_size=1", "error: global_batch_size=1 leaves 1 images"),
         ("--multirun epochs=0 seed=1,-2", "seed=-2 must be"),
     ],

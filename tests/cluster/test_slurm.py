@@ -172,7 +172,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 def train(folder: Path, *overrides: str) -> list[str]:
     return [
-        *("train.py", "topology.nodes=2", "topology.devices=1", "recipe=digits_resnet18"),
+        *("train.py", "topology=2x1", "recipe=digits_resnet18"),
         *("device=cpu", "threads=1", "log.every=1", "deadlines.start=200"),
         *(f"hydra.run.dir={folder / 'run'}", *overrides),
     ]

@@ -82,7 +82,7 @@ def start(
 def train(folder: Path, *overrides: str) -> list[str]:
     """A training of two nodes of one rank whose run folder, and whose port, no other test has."""
     return [
-        *("train.py", "topology.nodes=2", "topology.devices=1", "recipe=digits_resnet18"),
+        *("train.py", "topology=2x1", "recipe=digits_resnet18"),
         *("device=cpu", "threads=1", "log.every=1", "deadlines.start=200"),
         *(f"topology.master=127.0.0.1:{free_port()}", f"hydra.run.dir={folder / 'run'}"),
         *overrides,

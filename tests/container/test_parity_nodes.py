@@ -17,7 +17,7 @@ def test_two_containers_agree_with_one_process(
 ) -> None:
     status = parity.main(
         [
-            *("--a", "topology=1x1", "--b", "topology.nodes=2 topology.devices=2"),
+            *("--a", "topology=1x1", "--b", "topology=2x2"),
             *("--image", image, "--steps", "2", "--output", str(tmp_path)),
             *("model=paddleclas", "model.name=MobileNetV1_x0_25", "optimizer.base_lr=0.002"),
             *("batch_size=null", "global_batch_size=48", "deadlines.start=120"),

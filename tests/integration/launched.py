@@ -54,9 +54,7 @@ class Launches:
         if row.bare:
             launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(row.devices)]
             launcher += ["--log_dir", str(self.root / f"{row.name}-launcher")]
-        return launch(
-            self.folder(row.name), f"topology.devices={row.devices}", *given, launcher=launcher
-        )
+        return launch(self.folder(row.name), f"topology=1x{row.devices}", *given, launcher=launcher)
 
     def _prepare(self) -> Path:
         """The photographs as a prepared dataset; no rank and no Paddle takes part in making it."""

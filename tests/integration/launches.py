@@ -9,8 +9,7 @@ from dataclasses import dataclass
 # of four steps agree over topologies within 1e-11. At 0.1 batch normalisation of channels that
 # are nearly constant amplifies rounding a hundredfold each step.
 SMALL = (
-    "model=paddleclas",
-    "model.name=MobileNetV1_x0_25",
+    "model=MobileNetV1_x0_25",
     "optimizer.base_lr=0.002",
     "batch_size=null",
     "global_batch_size=48",

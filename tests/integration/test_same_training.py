@@ -90,7 +90,7 @@ def test_two_commits_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_in_float32_the_first_losses_agree(tmp_path: Path) -> None:
     """Of the recipe itself: its loss on a global batch is about 2.7."""
     recipe = ("recipe=digits_resnet18", "dtype=float32")
-    sides = ("--a", "topology=1x1", "--b", "topology.devices=3")
+    sides = ("--a", "topology=1x1", "--b", "topology=1x3")
     arguments = ["--tolerance", "1e-6", "--steps", "1", "--output", str(tmp_path), *recipe]
     assert parity.main([*sides, *arguments]) == 0
     (found,) = json.loads((tmp_path / "comparison.json").read_text())

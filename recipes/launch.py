@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from recipes import checkpoint, data, models, network, preflight, telemetry, worker
+from recipes import checkpoint, claim, data, models, network, preflight, telemetry, worker
 from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
@@ -67,7 +67,7 @@ def run(config: Config, folder: Path) -> int:
     identity = identify(config)
     telemetry.setup_logging(f"[node{identity.node}]")
     job = Job(config, telemetry.RunFolder(folder), identity)
-    with signals_as_interrupts():
+    with signals_as_interrupts(), job.holding:
         try:
             with job.line():
                 job.run_until_done()
@@ -128,6 +128,8 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
     hosts: list[str] = field(default_factory=list)
+    holding: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # on the run folder
+    _claimed: bool = False
     _coordinator: Coordinator | None = None
 
     @contextlib.contextmanager
@@ -266,8 +268,19 @@ class Job:
             self.run_folder = telemetry.RunFolder(agreed)
         if attempt == 0 and self.identity.node == 0:
             check_checkpoint(self.config)
-            claim(self.config, self.run_folder)
+            worker.refuse_used(self.config, self.run_folder)
+            self._claim()
+            begin(self.config, self.run_folder)
         self.run_folder.logs.mkdir(parents=True, exist_ok=True)
+
+    def _claim(self) -> None:
+        """Hold the run folder from here on.
+
+        Raises:
+            UserError: another run does.
+        """
+        self.holding.enter_context(claim.held(self.run_folder.path))
+        self._claimed = True
 
     def _preflight(self) -> None:
         """Compare the nodes' facts, where there is something to compare or it is asked for."""
@@ -326,9 +339,15 @@ class Job:
                 raise self._line.report(failure)
 
     def _leave_result(self, status: str, failure: Failure | None = None) -> None:
-        """Write ``result.json``, unless a run that was to be continued has its own there."""
+        """Write ``result.json``, unless a run that was to be continued has its own there, or
+        another run, or node 0 of this one, holds the folder."""
         if self.run_folder.result.exists():
             return
+        if not self._claimed:
+            try:
+                self._claim()
+            except UserError:
+                return
         final, best = telemetry.scores_so_far(self.run_folder)
         telemetry.Result.untrained(
             self.config.shape,
@@ -351,8 +370,8 @@ def check_checkpoint(config: Config) -> None:
             checkpoint.existing(name)
 
 
-def claim(config: Config, run_folder: telemetry.RunFolder) -> None:
-    """Make sure that the run folder is this run's, and leave ``config.yaml`` in a new one.
+def begin(config: Config, run_folder: telemetry.RunFolder) -> None:
+    """Leave ``config.yaml`` in a new run folder, which this run has claimed.
 
     A run that is to be continued is not touched: rank 0 replaces its files once it has accepted
     the checkpoint.
@@ -360,7 +379,7 @@ def claim(config: Config, run_folder: telemetry.RunFolder) -> None:
     Raises:
         UserError: the folder holds a run already and ``resume=auto`` does not continue it.
     """
-    worker.refuse_used(config, run_folder)
+    worker.refuse_used(config, run_folder)  # another may have come and gone until it was claimed
     if not run_folder.metrics.exists():
         telemetry.write_text(run_folder.config, dump(config))
 

@@ -127,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):  # where the folder is out of reach, the first error says why
             partial.unlink(missing_ok=True)
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
 
 
 class MetricsLog:
@@ -164,7 +164,7 @@ class MetricsLog:
             self._stream.flush()
         except OSError as error:
             self._abandon()
-            raise _write_error(self.path, error) from error
+            raise write_error(self.path, error) from error
         return whole
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
@@ -510,6 +510,11 @@ def begin(folder: RunFolder, config: str) -> None:
     folder.result.unlink(missing_ok=True)
 
 
+def holds_a_run(folder: RunFolder) -> bool:
+    """Whether a run is there that another one must leave alone."""
+    return folder.metrics.exists() or folder.result.exists()
+
+
 def scores_so_far(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The last and the best evaluation that ``metrics.jsonl`` knows, as `Result` holds them."""
     return scores_of(read_metrics(folder.metrics))
@@ -594,7 +599,7 @@ def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.IN
             file.parent.mkdir(parents=True, exist_ok=True)
             handlers.append(logging.FileHandler(file, encoding="utf-8"))
         except OSError as error:
-            raise _write_error(file, error) from error
+            raise write_error(file, error) from error
     for handler in handlers:
         handler.setFormatter(TagFormatter(tag))
         logger.addHandler(handler)
@@ -751,7 +756,8 @@ def _hyperparameter(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _write_error(path: Path, error: OSError) -> UserError:
+def write_error(path: Path, error: OSError) -> UserError:
+    """What a person reads of a file or folder that cannot be written."""
     return UserError(
         f"{path} cannot be written: {error.strerror or error}",
         "make room or make the folder writable, or choose another with hydra.run.dir=FOLDER",

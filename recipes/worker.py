@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, telemetry
+from recipes import affinity, claim, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.cores import usable_cores
@@ -52,13 +52,18 @@ def refuse_used(config: Config, run: telemetry.RunFolder) -> None:
     """Leave a run alone that this one does not continue.
 
     Raises:
-        UserError: the folder holds a run already, and ``resume=auto`` is not set.
+        UserError: the folder holds a run already, or one that goes on, and ``resume=auto`` is not
+            set.
     """
-    if config.resume != "auto" and (run.metrics.exists() or run.result.exists()):
-        raise UserError(
-            f"{run.path} holds a run already",
-            "resume=auto continues it; another hydra.run.dir=… leaves it alone",
-        )
+    if config.resume == "auto" or not telemetry.holds_a_run(run):
+        return
+    holder = claim.holder_of(run.path)
+    if holder is not None:
+        raise claim.claimed(run.path, holder)
+    raise UserError(
+        f"{run.path} holds a run already",
+        "resume=auto continues it; another hydra.run.dir=… leaves it alone",
+    )
 
 
 def run_rank(config: Config, folder: Path, place: Place) -> int:
@@ -71,8 +76,27 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
     Returns:
         The process's exit status: 0, or 1 after an error, which has been logged and, where a
         parent listens, reported.
+
+    Raises:
+        UserError: under the bare launcher, the run folder is another run's.
     """
     die_with_parent()
+    with _as_rank_of(folder, place):
+        return _run_rank(config, folder, place)
+
+
+def _as_rank_of(folder: Path, place: Place) -> contextlib.AbstractContextManager[None]:
+    """Count among those who write to the run folder; under the bare launcher, rank 0 claims it.
+
+    Raises:
+        UserError: it is another run's.
+    """
+    if RUN_VARIABLE in os.environ:
+        return claim.shared_by_rank(folder)
+    return claim.held(folder) if place.rank == 0 else contextlib.nullcontext()
+
+
+def _run_rank(config: Config, folder: Path, place: Place) -> int:
     reports = os.environ.get(REPORTS_VARIABLE)
     if reports:
         write_report(Path(reports), place.rank, {"pid": os.getpid()}, "started")

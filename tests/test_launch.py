@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claims import held_elsewhere
 
 from recipes import config, launch, telemetry
 from recipes.config import Config, TopologyConfig, UserError
-from recipes.launch import Interrupted, Job, claim, signals_as_interrupts
+from recipes.launch import Interrupted, Job, begin, signals_as_interrupts
 from recipes.topology import NodeIdentity
 
 # --- what is shown
@@ -43,12 +44,12 @@ def test_a_failure_is_one_message(
 # --- the run folder
 
 
-def test_a_new_run_claims_its_folder(tmp_path: Path) -> None:
+def test_a_new_run_leaves_its_configuration(tmp_path: Path) -> None:
     made = config.with_batch_sizes(Config(batch_size=8))
     run = telemetry.RunFolder(tmp_path / "a" / "run")
-    claim(made, run)
+    begin(made, run)
     assert run.config.read_text() == config.dump(made)
-    claim(made, run)  # one that never got to its first event may start again
+    begin(made, run)  # one that never got to its first event may start again
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
@@ -59,21 +60,24 @@ def test_an_existing_run_is_left_alone_unless_it_is_continued(
     (tmp_path / name).write_text("kept")
     made = config.with_batch_sizes(Config(batch_size=8, resume=resume))
     if resume == "auto":
-        claim(made, telemetry.RunFolder(tmp_path))
+        begin(made, telemetry.RunFolder(tmp_path))
         assert (tmp_path / name).read_text() == "kept"  # until its checkpoint is accepted
         return
     with pytest.raises(UserError, match="holds a run already") as caught:
-        claim(made, telemetry.RunFolder(tmp_path))
+        begin(made, telemetry.RunFolder(tmp_path))
     assert str(tmp_path) in caught.value.message
     assert "resume=auto" in caught.value.remedy
     assert "hydra.run.dir=" in caught.value.remedy
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "kept"}
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
-    made = config.with_batch_sizes(Config(batch_size=8))
-    with pytest.raises(UserError, match=r"/proc/none/run/config\.yaml"):
-        claim(made, telemetry.RunFolder(Path("/proc/none/run")))
+def test_a_result_is_left_in_a_folder_of_its_own_alone(tmp_path: Path) -> None:
+    job = Job(Config(), telemetry.RunFolder(tmp_path), NodeIdentity(0, "127.0.0.1", None))
+    with held_elsewhere(tmp_path):
+        job.interrupted(Interrupted(signal.SIGTERM))
+    assert not job.run_folder.result.exists()
+    job.interrupted(Interrupted(signal.SIGTERM))
+    assert job.run_folder.result.exists()
 
 
 # --- signals

@@ -17,6 +17,7 @@ try:
 
     from recipes import command_line, config, launch
     from recipes.topology import place_from_environment
+    from recipes.writable import cannot_write
 except ModuleNotFoundError:
     from recipes.installed import require_packages
 
@@ -71,6 +72,8 @@ def run_as_parent() -> int:
         except config.HYDRAS_OWN as error:
             if statuses:
                 raise  # not about composing
+            if isinstance(error, OSError) and error.filename:
+                raise cannot_write(Path(error.filename), error) from error  # the run folder
             raise config.not_composed(error, sys.argv[1:]) from error
 
     return max([in_one_message(compose_and_run) or 0, *statuses])

@@ -76,7 +76,8 @@ run_in_docker() {
         --user "$(id -u):$(id -g)")
     mkdir -p "$folder/outputs" "${DATA:-$folder/data}"
     options+=(--volume "$(realpath "$folder")/outputs:/workspace/outputs"
-        --volume "$(realpath "${DATA:-$folder/data}"):/workspace/data")
+        --volume "$(realpath "${DATA:-$folder/data}"):/workspace/data"
+        --env "FLEET_RECIPES_HOST_OUTPUTS=$(realpath "$folder")/outputs")
     if has_gpu; then
         # A batch system may have given only some of them to this job.
         gpus=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}

@@ -36,13 +36,17 @@ ensure_image() {  # an image of this checkout's packages
 }
 
 set_options() {  # of docker run, and in words what runs
-    options=(--rm --shm-size=1g --user "$(id -u):$(id -g)"
-        --volume "$PWD/outputs:/workspace/outputs" --volume "$PWD/data:/workspace/data")
+    local user path commit
+    user=$(id -u):$(id -g)
+    # Where Docker runs without root, its root is the caller.
+    case "$(docker info --format '{{.SecurityOptions}}' 2>/dev/null)" in *rootless*) user=0:0 ;; esac
+    options=(--rm --shm-size=1g --user "$user"
+        --volume "$PWD/outputs:/workspace/outputs" --volume "$PWD/data:/workspace/data"
+        --env "FLEET_RECIPES_HOST_OUTPUTS=$PWD/outputs")
     [ "$variant" = cpu ] || options+=(--gpus all)
     what="made of this checkout"
     [ "$(label fleet-recipes.code-digest)" != "$(docker/content.sh code)" ] || return 0
     what="the checkout's code mounted over that of $(label org.opencontainers.image.revision | cut -c1-9)"
-    local path commit
     for path in $(docker/content.sh mounts); do
         options+=(--volume "$PWD/$path:/workspace/$path:ro")
     done

@@ -34,7 +34,7 @@ from datetime import datetime
 from pathlib import Path
 
 from recipes.config import UserError
-from recipes.telemetry import write_error
+from recipes.writable import cannot_write
 
 FILE = ".claim"
 BEAT = ".claim.beat"
@@ -86,7 +86,7 @@ def held(folder: Path) -> Iterator[None]:
         descriptor = _lock_new(folder / FILE)
     except OSError as error:
         if error.errno not in _NO_LOCKS or not folder.is_dir():
-            raise write_error(folder, error) from error
+            raise cannot_write(folder, error) from error
         with _heartbeat(folder):
             yield
         return
@@ -235,7 +235,7 @@ def _heartbeat(folder: Path) -> Iterator[None]:
     except FileExistsError:
         raise claimed(folder, _beating(folder)) from None
     except OSError as error:
-        raise write_error(folder, error) from error
+        raise cannot_write(folder, error) from error
     _log.warning(
         "%s is on a file system without locks: a heartbeat keeps other runs out of it, and after a "
         "kill the next run waits %.0f s for it",

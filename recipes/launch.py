@@ -18,7 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from recipes import checkpoint, claim, data, models, network, preflight, telemetry, worker
+from recipes import (
+    checkpoint,
+    claim,
+    data,
+    home,
+    models,
+    mounts,
+    network,
+    preflight,
+    telemetry,
+    worker,
+)
 from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
@@ -66,6 +77,9 @@ def run(config: Config, folder: Path) -> int:
     """
     identity = identify(config)
     telemetry.setup_logging(f"[node{identity.node}]")
+    home.provide_folders()
+    if identity.node == 0 and (lost := mounts.what_is_lost(config, folder)):
+        _log.warning(lost)
     job = Job(config, telemetry.RunFolder(folder), identity)
     with signals_as_interrupts(), job.holding:
         try:
@@ -180,7 +194,10 @@ class Job:
 
     def interrupted(self, interrupt: Interrupted) -> None:
         """Tell a person and the other nodes, and leave the result."""
-        print(f"interrupted by {interrupt}; results: {self.run_folder.path}", flush=True)
+        print(
+            f"interrupted by {interrupt}; results: {mounts.on_the_host(self.run_folder.path)}",
+            flush=True,
+        )
         self._leave_result("interrupted")
 
     def failed(self, failure: Failure) -> int:

@@ -31,6 +31,7 @@ import numpy as np
 from recipes import backbones
 from recipes.backbones import LIST_COMMAND, RESNET_MODULE
 from recipes.config import Config, ConfigError, ModelConfig, UserError
+from recipes.home import expand_user
 from recipes.weights import SUFFIXES, read_weights
 
 if TYPE_CHECKING:
@@ -460,7 +461,7 @@ def fetch_pretrained(config: ModelConfig) -> Path | None:
 
 
 def _local(pretrained: str) -> Path:
-    path = Path(pretrained).expanduser()
+    path = expand_user(pretrained)
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():
@@ -501,7 +502,7 @@ def _paddleclas_url(name: str) -> str:
 
 def _download(url: str, sha256: str | None) -> Path:
     cache = os.environ.get("FLEET_RECIPES_CACHE") or "~/.cache/fleet-recipes"
-    folder = Path(cache).expanduser() / "pretrained"
+    folder = expand_user(cache) / "pretrained"
     name = Path(urllib.parse.urlparse(url).path).name
     _check_suffix(url, name)
     path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"

@@ -29,7 +29,9 @@ import numpy as np
 
 from recipes.config import UserError
 from recipes.cores import usable_cores
+from recipes.mounts import IMAGE_FILE, on_the_host
 from recipes.topology import Topology
+from recipes.writable import cannot_write
 
 PACKAGES = (
     "paddlepaddle",
@@ -50,7 +52,6 @@ PACKAGES = (
 COMMIT_VARIABLE = "FLEET_RECIPES_COMMIT"  # of a checkout mounted into a container without git
 HOSTS_VARIABLE = "FLEET_RECIPES_HOSTS"  # the nodes' names by number, which a rank cannot know
 COMMAND_VARIABLE = "FLEET_RECIPES_COMMAND"  # the arguments of the parent, quoted for a shell
-IMAGE_FILE = Path("/etc/fleet-recipes/image.json")
 CURVES = {
     "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
     "eval": ("top1", "top5", "loss"),
@@ -127,7 +128,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):  # where the folder is out of reach, the first error says why
             partial.unlink(missing_ok=True)
-        raise write_error(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 class MetricsLog:
@@ -164,7 +165,7 @@ class MetricsLog:
             self._stream.flush()
         except OSError as error:
             self._abandon()
-            raise write_error(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         return whole
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
@@ -599,7 +600,7 @@ def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.IN
             file.parent.mkdir(parents=True, exist_ok=True)
             handlers.append(logging.FileHandler(file, encoding="utf-8"))
         except OSError as error:
-            raise write_error(file, error) from error
+            raise cannot_write(file, error) from error
     for handler in handlers:
         handler.setFormatter(TagFormatter(tag))
         logger.addHandler(handler)
@@ -670,7 +671,7 @@ def summary_table(result: Result, folder: RunFolder) -> str:
     lines = [
         f"Training {result.status}: {', '.join(fact for fact in facts if fact)}",
         *_evaluations(result),
-        f"results: {folder.path}",
+        f"results: {on_the_host(folder.path)}",
     ]
     if result.error is not None:
         where = f"node {result.error['node']}, rank {result.error['rank']}"
@@ -754,14 +755,6 @@ def _hyperparameter(value: Any) -> Any:
     if value is None or (isinstance(value, int | float | str) and not isinstance(value, bool)):
         return value if not isinstance(value, float) or math.isfinite(value) else str(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def write_error(path: Path, error: OSError) -> UserError:
-    """What a person reads of a file or folder that cannot be written."""
-    return UserError(
-        f"{path} cannot be written: {error.strerror or error}",
-        "make room or make the folder writable, or choose another with hydra.run.dir=FOLDER",
-    )
 
 
 def _packages() -> dict[str, str]:

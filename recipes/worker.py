@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, telemetry
+from recipes import affinity, claim, home, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.cores import usable_cores
@@ -107,6 +107,7 @@ def _run_rank(config: Config, folder: Path, place: Place) -> int:
     pulse: Pulse = SharedPulse(Path(reports) / f"pulse-{place.rank}") if reports else NoPulse()
     started = time.monotonic()
     try:
+        home.provide_folders()
         execute(config, folder, place, display, pulse)
     except Exception as error:
         failure = describe(error, place)

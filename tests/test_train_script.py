@@ -22,7 +22,7 @@ CODE_PARTS = ("train.py", "conf/config.yaml", "recipes/__init__.py", "docker/ent
 ENGINE = """#!/bin/sh
 echo "$*" >> "$STATE/asked"
 case "$1 $2" in
-    "info "*) exit 0 ;;
+    "info "*) cat "$STATE/security" 2>/dev/null; exit 0 ;;
     "version "*) echo 28.0.0 ;;
     "buildx "*) exit 1 ;;
     "pull "*) echo "Error: cannot reach the registry" >&2; exit 1 ;;
@@ -194,6 +194,15 @@ def test_an_image_is_made_once_and_runs_what_it_is_made_of(machine: Machine) -> 
         )
         assert ":ro" not in run
         assert said.endswith("status 0")
+
+
+def test_without_root_the_results_are_the_caller_s_too(machine: Machine) -> None:
+    (machine.state / "base").touch()
+    machine.train()
+    assert f"--user {os.getuid()}:{os.getgid()} " in machine.asked("run")[-1]
+    (machine.state / "security").write_text("[name=seccomp,profile=default name=rootless]\n")
+    machine.train()
+    assert "--user 0:0 " in machine.asked("run")[-1]
 
 
 @pytest.mark.parametrize("changed", CODE_PARTS)

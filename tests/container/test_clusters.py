@@ -35,10 +35,13 @@ SSH_FAULT = find_ssh_fault()
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with the compose file, where outputs/ is made."""
+    """A checkout of the code and the compose file, where outputs/ is made."""
     folder = tmp_path / "checkout"
     (folder / "docker").mkdir(parents=True)
     shutil.copy(ROOT / "docker" / "compose.2x4.yaml", folder / "docker")
+    shutil.copy(ROOT / "train.py", folder)
+    for name in ("conf", "recipes", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 

@@ -159,12 +159,81 @@ def test_home_and_user_name_work_under_any_uid(containers: Containers) -> None:
     assert result.stdout == "fleet\n", result.stderr
 
 
-def test_folder_that_cannot_be_written_is_named(containers: Containers, tmp_path: Path) -> None:
+TRAIN = ("recipe=digits_resnet18", "max_steps=1", "threads=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("topology=3by4",), 2, "topology"),
+        (("~topology",), 2, "topology"),
+        (("--help",), 0, "recipe="),
+        (("--cfg", "job", "recipe=smoke"), 0, "recipe_name: smoke"),
+        (("env", "A=b", "sh", "-c", "echo $A"), 0, "b"),
+    ],
+)
+def test_overrides_are_for_train_py(
+    containers: Containers, words: tuple[str, ...], status: int, said: str
+) -> None:
+    result = containers.run(*words)
+    assert result.returncode == status, result.stderr
+    assert said in result.stdout + result.stderr
+
+
+def test_a_run_needs_nothing_that_can_be_written_but_its_outputs(
+    containers: Containers, outputs: Path
+) -> None:
+    """No home, no /tmp, a user that nobody knows: the curves are there all the same."""
+    result = containers.run(
+        *(*TRAIN, "topology=1x2"),
+        options=("--read-only", *AS_CALLER, "--env", "HOME=/nonexistent", "--shm-size", "256m",
+                 "--volume", f"{outputs}:/workspace/outputs",
+                 "--env", f"FLEET_RECIPES_HOST_OUTPUTS={outputs}"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "warning" not in result.stdout + result.stderr
+    (run,) = outputs.iterdir()
+    assert f"results: {run}" in result.stdout
+    assert len(list((run / "visualdl").glob("vdlrecords*"))) == 1
+    assert json.loads((run / "result.json").read_text())["status"] == "completed"
+
+
+def test_results_that_go_with_the_container_are_told_at_the_start(containers: Containers) -> None:
+    result = containers.run(*TRAIN)
+    assert result.returncode == 0, result.stderr
+    (told,) = [line for line in result.stdout.splitlines() if "go with this container" in line]
+    assert 'docker run --volume "$PWD/outputs:/workspace/outputs"' in told
+    assert result.stdout.index(told) < result.stdout.index("epoch")
+
+
+@pytest.mark.parametrize(
+    ("user", "read_only", "words"),
+    [
+        ("54323:54323", False, "sudo chown"),
+        ("1000:1000", False, "--user"),
+        ("0:0", True, "mounted read-only: take :ro off"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_told_once(
+    containers: Containers, tmp_path: Path, user: str, read_only: bool, words: str
+) -> None:
     tmp_path.chmod(0o755)
-    options = ("--user", "54323:54323", "--volume", f"{tmp_path}:/workspace/outputs")
-    result = containers.run("-c", "pass", options=options)
-    assert f"/workspace/outputs belongs to uid {os.getuid()}" in result.stderr
-    assert '--user "$(id -u):$(id -g)"' in result.stderr
+    os.chown(tmp_path, 0 if os.getuid() == 0 else -1, -1)
+    volume = f"{tmp_path}:/workspace/outputs{':ro' if read_only else ''}"
+    result = containers.run(*TRAIN, options=("--user", user, "--volume", volume))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("cannot be written") == 1, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_folders_that_a_program_does_not_write_are_not_mentioned(
+    containers: Containers, tmp_path: Path
+) -> None:
+    volumes = (f"{tmp_path}:/workspace/data:ro", f"{tmp_path}:/workspace/outputs:ro")
+    result = containers.run("-c", "pass", options=("--volume", volumes[0], "--volume", volumes[1]))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_packages_equal_the_lock(containers: Containers) -> None:

@@ -175,6 +175,9 @@ done
 if [ "$RUNTIME" = docker ]; then
     IMAGE=$(fact 0 name)
     say "image $IMAGE $(fact 0 image | cut -c1-19) on every host"
+    [ "$(fact 0 code)" = "$("$(dirname "$node_script")/content.sh" code)" ] ||
+        say "what runs is the image's code, and this checkout's differs: to run it, make image again" \
+            "and copy it, or take RUNTIME=local"
 fi
 if [ -z "$master" ] && [ ${#hosts[@]} -gt 1 ]; then
     master=$(fact 0 server)

@@ -62,6 +62,9 @@ print_facts() {
     echo "name $IMAGE"
     answer=$(timeout 15 docker image inspect --format '{{.Id}}' "$IMAGE" 2>/dev/null) || answer=
     echo "image $answer"
+    answer=$(timeout 15 docker image inspect "$IMAGE" \
+        --format '{{index .Config.Labels "fleet-recipes.code-digest"}}' 2>/dev/null) || answer=
+    echo "code $answer"
 }
 
 # ---- one node's part -------------------------------------------------------------------------------

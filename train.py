@@ -9,6 +9,18 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from recipes.console import outlive_console
+from recipes.ending import FAILED, REFUSED, Interrupted, Watch, status_of
+
+# Signals and a broken console are heeded while the imports below go on, which take a second. What a
+# parent has started ends as that one decides.
+WATCH = Watch()
+if __name__ == "__main__":
+    outlive_console()
+    if "FLEET_RECIPES_PARENT" not in os.environ:
+        WATCH.start()
 
 try:
     import hydra
@@ -60,8 +72,12 @@ def run_as_parent() -> int:
                 "hydra.run.dir is empty, or this very folder", "hydra.run.dir=outputs/NAME"
             )
         statuses.append(1)  # until it is known
-        statuses[-1] = in_one_message(lambda: launch.run(config.from_hydra(composed), folder)) or 0
+        statuses[-1] = (
+            in_one_message(lambda: launch.run(config.from_hydra(composed), folder, WATCH)) or 0
+        )
         remove_if_empty(folder)
+        if WATCH.asked is not None:
+            sys.exit(statuses[-1])  # no further run of a --multirun
 
     def compose_and_run() -> None:
         sys.argv[1:] = command_line.read(sys.argv[1:]).arguments
@@ -79,6 +95,16 @@ def run_as_parent() -> int:
     return max([in_one_message(compose_and_run) or 0, *statuses])
 
 
+def run_and_exit() -> NoReturn:
+    """Run, and end the process in a few seconds whatever happens when Python ends."""
+    status = FAILED
+    try:
+        status = main()
+    finally:
+        WATCH.leave(status)
+    sys.exit(status)
+
+
 def remove_if_empty(folder: Path) -> None:
     """Remove the run folder that Hydra made for a run that never began, and an empty outputs/."""
     above = folder.resolve().parent
@@ -94,8 +120,11 @@ def in_one_message(call: Callable[[], int | None]) -> int | None:
         return call()
     except config.MISTAKES as mistake:
         print(f"error: {config.explain(mistake)}", file=sys.stderr)
-        return 2
+        return REFUSED
+    except Interrupted as interrupt:
+        print(f"interrupted by {interrupt}", flush=True)
+        return status_of(interrupt.number)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit()

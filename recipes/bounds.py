@@ -54,6 +54,7 @@ POSITIVE: dict[str, float] = {
     "deadlines.prepare": _YEAR,
     "deadlines.step": _YEAR,
     "deadlines.silence": _YEAR,
+    "deadlines.grace": _YEAR,
     "benchmark.steps": 100_000,
     "benchmark.repeats": 1_000,
 }

@@ -159,6 +159,9 @@ class DeadlinesConfig:
     prepare: float = 1800.0  # for building data and model
     step: float = 120.0  # for one step, batch or evaluation batch of a rank
     silence: float = 20.0  # without a word from a node
+    # From a signal that asks the run to end to its end, by force where need be: what docker stop
+    # (10 s), Slurm's --signal or a pod's terminationGracePeriodSeconds leaves, less a second.
+    grace: float = 9.0
 
 
 @dataclass

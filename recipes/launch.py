@@ -9,32 +9,36 @@ import contextlib
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from recipes import (
     checkpoint,
     claim,
     data,
+    ending,
     home,
+    interruption,
     models,
     mounts,
     network,
     preflight,
+    processes,
+    pulse,
     telemetry,
     worker,
 )
-from recipes.benchmark import record
 from recipes.config import Config, UserError, dump
+from recipes.ending import Interrupted, Overdue, Watch
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
-from recipes.pulse import OwnPulse
-from recipes.ranks import STOP_SECONDS, Meeting, Ranks
+from recipes.pulse import Halts, OwnPulse
+from recipes.ranks import Meeting, Ranks
 from recipes.rendezvous import (
     DEFAULT_PORT,
     MEET,
@@ -53,24 +57,16 @@ _ENDED_SECONDS = 86400.0
 _log = logging.getLogger(__name__)
 
 
-class Interrupted(BaseException):
-    """A signal asked the run to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
-def run(config: Config, folder: Path) -> int:
+def run(config: Config, folder: Path, watch: Watch) -> int:
     """Run the configured task on all its ranks, again after a failure if ``restarts`` says so.
 
     Args:
         config: checked.
         folder: the run folder; on several nodes, its name on node 0 counts for all.
+        watch: of this process, which has started.
 
     Returns:
-        The exit status: 0 when the task completed, 1 when it failed, 128 + the signal's number
-        when a signal ended it.
+        The exit status (docs/endings.md).
 
     Raises:
         UserError: the run cannot start.
@@ -80,23 +76,15 @@ def run(config: Config, folder: Path) -> int:
     home.provide_folders()
     if identity.node == 0 and (lost := mounts.what_is_lost(config, folder)):
         _log.warning(lost)
-    job = Job(config, telemetry.RunFolder(folder), identity)
-    with signals_as_interrupts(), job.holding:
-        try:
-            with job.line():
-                job.run_until_done()
-        except Interrupted as interrupt:
-            job.interrupted(interrupt)
-            return 128 + interrupt.number
-        except JobFailed as failed:
-            return job.failed(failed.failure)
-    if identity.node != 0:
-        print(f"[node{identity.node}] completed; the results are on node 0", flush=True)
-    elif config.task.name == "train":
-        show_summary(job.run_folder)
-    elif config.task.name == "benchmark":
-        print(record.summary(record.read(job.run_folder.benchmark)), flush=True)
-    return 0
+    job = Job(config, telemetry.RunFolder(folder), identity, watch)
+    try:
+        with watch.run(config.deadlines.grace, "ending", job.last_words), job.holding:
+            return job.run()
+    except Interrupted as interrupt:  # while it was ending by itself
+        return ending.status_of(interrupt.number)
+    finally:
+        if watch.asked is not None:  # it may have interrupted the end of what was started
+            processes.kill_all(lambda: processes.descendants(os.getpid()))
 
 
 def identify(config: Config) -> NodeIdentity:
@@ -139,17 +127,42 @@ class Job:
     config: Config
     run_folder: telemetry.RunFolder
     identity: NodeIdentity
+    watch: Watch
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
     hosts: list[str] = field(default_factory=list)
     holding: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # on the run folder
     _claimed: bool = False
+    _overdue: Failure | None = None  # what the only rank, in this process, is stuck in
+    _not_saved: Failure | None = None  # what kept an interrupted run from its checkpoint
+    # Optimizer steps: before the first that was seen, and the most that were seen.
+    _steps: Callable[[], tuple[int, int] | None] = lambda: None
     _coordinator: Coordinator | None = None
+    _begun: bool = False  # ranks have been started
+    _earlier: int | None = None  # when the result was written that was there before
+
+    def __post_init__(self) -> None:
+        self._line: Member | Alone = Alone(self.config.restarts)
+        self._earlier = self._result_time()
+
+    def run(self) -> int:
+        """Run to the end, and tell a person how it went; the exit status."""
+        try:
+            with self.line():
+                self.run_until_done()
+        except Interrupted as interrupt:
+            return self.interrupted(interrupt)
+        except JobFailed as failed:
+            return self.failed(failed.failure)
+        except UserError as error:
+            if not self._begun:
+                raise  # refused
+            return self.failed(self._own_failure(error))
+        return self._completed()
 
     @contextlib.contextmanager
     def line(self) -> Iterator[None]:
         """Hold the line to the other nodes; on node 0, serve the others as well."""
-        self._line: Member | Alone = Alone(self.config.restarts)
         if self.config.topology.nodes == 1:
             yield
             return
@@ -184,7 +197,7 @@ class Job:
                 lost = failed.failure["type"] == "NoContact" and self.identity.node != 0
                 if left == 0 or not (failed.again or lost):
                     raise
-                report_failure(failed.failure)
+                report_failure(failed.failure, self.identity.node)
                 _log.warning("starting again from the last checkpoint, %d restarts left", left - 1)
                 self.config.resume = "auto"
                 if isinstance(self._line, Member):
@@ -192,22 +205,89 @@ class Job:
                         self._connect(self._line)
                     self._line.expect_another_attempt()
 
-    def interrupted(self, interrupt: Interrupted) -> None:
-        """Tell a person and the other nodes, and leave the result."""
+    def interrupted(self, interrupt: Interrupted) -> int:
+        """Tell a person what was kept and what was lost, leave the result, and give the exit
+        status."""
+        if self._result_time() != self._earlier and self._ended_as("completed"):
+            return self._completed()  # before the signal could mean anything
+        failure = self._leave_last_result("interrupted", self._not_saved or self._loss())
         print(
             f"interrupted by {interrupt}; results: {mounts.on_the_host(self.run_folder.path)}",
             flush=True,
         )
-        self._leave_result("interrupted")
+        if failure is not None:
+            report_failure(failure, self.identity.node)
+        if self.config.task.name == "train" and interruption.last_saved(self.run_folder):
+            command = interruption.command_to_go_on(sys.argv[1:], self.run_folder.path)
+            print(f"to go on: {command}", flush=True)
+        return ending.status_of(interrupt.number)
 
     def failed(self, failure: Failure) -> int:
         """Tell a person, leave the result, and give the exit status."""
-        report_failure(failure)
-        if failure["type"] == "Interrupted":
-            self._leave_result("interrupted")
+        elsewhere = failure["type"] == "Interrupted"  # a signal on another node
+        told = self._leave_last_result(
+            "interrupted" if elsewhere else "failed", None if elsewhere else failure
+        )
+        report_failure(told or failure, self.identity.node)
+        refused = failure["fatal"] and not self._begun and not elsewhere
+        return ending.REFUSED if refused else ending.FAILED
+
+    def last_words(self) -> None:
+        """Leave the result before an end by force: the main thread cannot."""
+        status = "interrupted" if self._overdue is None else "failed"
+        failure = self._overdue or self._not_saved or self._loss()
+        failure = self._leave_last_result(status, failure)
+        if failure is not None:
+            report_failure(failure, self.identity.node)
+
+    def _leave_last_result(self, status: str, failure: Failure | None) -> Failure | None:
+        """Leave the result of a run that did not complete; what is to be told of it: the failure,
+        and that the result could not be written, where it could not."""
+        try:
+            self._leave_result(status, failure)
+        except UserError as error:  # one message, and the first cause in it
+            if failure is None:
+                return self._own_failure(error)
+            also = f"{failure['message']}; nor could {self.run_folder.result.name} be written"
+            return failure | {"message": also}
+        return failure
+
+    def _completed(self) -> int:
+        if self.identity.node != 0:
+            print(f"[node{self.identity.node}] completed; the results are on node 0", flush=True)
         else:
-            self._leave_result("failed", failure)
-        return 1
+            worker.show_end(self.config, self.run_folder)
+        return ending.COMPLETED
+
+    def _loss(self) -> Failure | None:
+        """What an interruption has lost, as a failure."""
+        trains = self.config.task.name == "train" and self.identity.node == 0
+        steps = self._steps()
+        if not trains or steps is None:
+            return None
+        lost = interruption.loss(self.config, *steps, interruption.last_saved(self.run_folder))
+        return self._own_failure(lost, "NotSaved") if lost is not None else None
+
+    def _own_failure(self, error: UserError, kind: str | None = None) -> Failure:
+        return node_failure(
+            self.identity.node,
+            kind or type(error).__name__,
+            error.message,
+            error.remedy,
+            fatal=True,
+        )
+
+    def _result_time(self) -> int | None:
+        try:
+            return self.run_folder.result.stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _ended_as(self, status: str) -> bool:
+        try:
+            return telemetry.read_result(self.run_folder).status == status
+        except (OSError, ValueError, TypeError):
+            return False
 
     def _connect(self, member: Member) -> None:
         host, port = self.identity.master, self.identity.port or DEFAULT_PORT
@@ -241,23 +321,16 @@ class Job:
             prepare(self.config)
             # One node may download for longer than the ranks of another would wait for it.
             self._line.exchange("the data", True, self.config.deadlines.prepare)
+            self._begun = True
             if self.config.shape.world_size == 1:
-                run_here(self.config, self.run_folder)
+                self._run_here()
             else:
                 self._run_ranks()
             self._line.exchange("end of the run", True, _ENDED_SECONDS)
         except UserError as error:
             if not several and attempt == 0:
                 raise
-            raise self._line.report(
-                node_failure(
-                    self.identity.node,
-                    type(error).__name__,
-                    error.message,
-                    error.remedy,
-                    fatal=True,
-                )
-            ) from error
+            raise self._line.report(self._own_failure(error)) from error
         except Interrupted as interrupt:
             self._line.tell(
                 node_failure(
@@ -283,6 +356,7 @@ class Job:
             with contextlib.suppress(OSError):
                 self.run_folder.path.rmdir()  # Hydra made it, and it is empty
             self.run_folder = telemetry.RunFolder(agreed)
+            self._earlier = self._result_time()
         if attempt == 0 and self.identity.node == 0:
             check_checkpoint(self.config)
             worker.refuse_used(self.config, self.run_folder)
@@ -316,6 +390,59 @@ class Job:
         if asked and node == 0:
             self._leave_result("completed")
 
+    def _run_here(self) -> None:
+        """Run the only rank in this process, where a debugger can follow it.
+
+        Raises:
+            JobFailed: the task failed, or is stuck.
+            Interrupted: by a signal, after the step and its checkpoint if these take a few seconds.
+        """
+        place = Place(rank=0, world_size=1, local_rank=0, node=0)
+        display: StepDisplay = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
+        own, halts = OwnPulse(), Halts()
+        self._steps = own.steps
+        seconds = ending.saving_seconds(self.config.deadlines.grace)
+        try:
+            with (
+                self.watch.deadline(lambda: self._is_stuck(own, halts, place)),
+                self.watch.asking(own.ask, seconds, "ending after this step and its checkpoint"),
+            ):
+                worker.execute(self.config, self.run_folder.path, place, display, own)
+        except (Exception, Overdue) as error:
+            failure = self._overdue or worker.describe(error, place)
+            self._overdue = None
+            self._log_failure(place, worker.as_logged(failure))
+            if self.watch.asked is not None:
+                self._not_saved = failure
+                raise Interrupted(self.watch.asked) from error
+            raise JobFailed(failure, again=not failure["fatal"]) from error
+        finally:
+            display.stop()
+
+    def _is_stuck(self, own: OwnPulse, halts: Halts, place: Place) -> bool:
+        """Whether the rank in this process has not moved on in time; called in another thread."""
+        halts.look()
+        mark = own.last()
+        if mark is None or not pulse.is_overdue(mark, self.config.deadlines, halts):
+            return False
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        self._log_failure(place, "".join(traceback.format_stack(main)).splitlines())
+        self._overdue = node_failure(
+            place.node,
+            "RankStuck",
+            f"rank {place.rank} has been {mark.phase.words} for {mark.age:.0f} s",
+            f"the end of {self._rank_log(place)} says where: a slow disk or network file system is "
+            "the usual reason; deadlines.step=… waits longer",
+        ) | {"rank": place.rank}
+        return True
+
+    def _rank_log(self, place: Place) -> Path:
+        return self.run_folder.logs / f"rank-{place.rank}.log"
+
+    def _log_failure(self, place: Place, lines: list[str]) -> None:
+        with contextlib.suppress(OSError), self._rank_log(place).open("a") as log:
+            log.writelines(f"{place.tag} {line}\n" for line in lines)
+
     def _run_ranks(self) -> None:
         """Start this node's ranks and follow them to their end.
 
@@ -347,10 +474,12 @@ class Job:
                     ranks.ask_to_stop(self._line.stop_step)
                 return asked
 
+            self._steps = ranks.steps
             try:
                 failure = ranks.follow(look_around)
             except Interrupted:
                 ranks.stop(self._line.stop_all)
+                self._not_saved = ranks.failure_while_stopping()
                 raise
             if failure is not None:
                 raise self._line.report(failure)
@@ -425,88 +554,23 @@ def prepare_dataset(config: Config) -> None:
         raise
 
 
-def run_here(config: Config, run_folder: telemetry.RunFolder) -> None:
-    """Run the only rank in this process, where a debugger can follow it.
+def report_failure(failure: Failure, here: int) -> None:
+    """One message: what happened, where, and what to do; the one rank's traceback if it helps.
 
-    Raises:
-        JobFailed: the task failed.
-        Interrupted: by a signal, after the step and its checkpoint if these take a few seconds.
+    Args:
+        here: the node that prints it, which need not be the one that has failed.
     """
-    place = Place(rank=0, world_size=1, local_rank=0, node=0)
-    log_file = run_folder.logs / "rank-0.log"
-    display: StepDisplay = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
-    try:
-        with stop_before_interrupt() as own_pulse:
-            worker.execute(config, run_folder.path, place, display, own_pulse)
-    except Exception as error:
-        failure = worker.describe(error, place)
-        with contextlib.suppress(OSError), log_file.open("a") as log:
-            log.writelines(f"{place.tag} {line}\n" for line in worker.as_logged(failure))
-        raise JobFailed(failure, again=not failure["fatal"]) from error
-    finally:
-        display.stop()
-
-
-@contextlib.contextmanager
-def stop_before_interrupt() -> Iterator[OwnPulse]:
-    """Let the first signal ask the rank to stop; `Interrupted` follows at the end, or after a few
-    seconds where the rank does not stop by then."""
-    own_pulse = OwnPulse()
-    asked: list[int] = []
-
-    def ask(number: int, _: FrameType | None) -> None:
-        asked.append(number)
-        own_pulse.stop = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise Interrupted(asked[0])
-
-    handlers = {signal.SIGINT: ask, signal.SIGTERM: ask, signal.SIGALRM: interrupt}
-    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
-    try:
-        yield own_pulse
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if asked:
-        raise Interrupted(asked[0])
-
-
-def report_failure(failure: Failure) -> None:
-    """One message: what happened, where, and what to do; the one rank's traceback if it helps."""
     if failure["traceback"]:
         print(failure["traceback"].rstrip(), file=sys.stderr)
     rank = "" if failure["rank"] is None else f" rank{failure['rank']}"
+    where, tag = "", f"[node{here}{rank}]"
+    if failure["node"] != here:
+        tag = f"[node{here}]"
+        named = f"node {failure['node']}"
+        if not failure["message"].startswith(named):
+            where = f"on {named}, rank {failure['rank']}: " if rank else f"on {named}: "
     unexpected = failure["traceback"] is not None and failure["rank"] is not None
     name = f"{failure['type']}: " if unexpected else ""
-    print(f"[node{failure['node']}{rank}] error: {name}{failure['message']}", file=sys.stderr)
+    print(f"{tag} error: {where}{name}{failure['message']}", file=sys.stderr)
     if failure["remedy"]:
         print(f"  remedy: {failure['remedy']}", file=sys.stderr, flush=True)
-
-
-def show_summary(run_folder: telemetry.RunFolder) -> None:
-    """The table at the end of a training, from ``result.json``."""
-    import rich
-
-    rich.print(telemetry.summary_table(telemetry.read_result(run_folder), run_folder))
-
-
-@contextlib.contextmanager
-def signals_as_interrupts() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `Interrupted` while the run lasts; further ones are ignored."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

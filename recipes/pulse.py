@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from recipes.config import DeadlinesConfig
+
 # time.monotonic(), which all processes of a machine share; phase; optimizer steps done; and, from
 # the parent, the step before which to stop (0: none).
 _RECORD = struct.Struct("<dqqq")
@@ -68,16 +70,41 @@ class NoPulse:
         return False
 
 
-class OwnPulse(NoPulse):
-    """For the only rank, in its parent's process."""
+class OwnPulse:
+    """For the only rank, in its parent's process, where another thread watches it."""
 
     def __init__(self) -> None:
-        self.stop = False  # set it, and the rank stops after its step
+        self._stop = False
+        self._last: tuple[float, Phase] | None = None
+        self._first_step: int | None = None  # not training yet
+        self._step: int | None = None
+
+    def ask(self) -> None:
+        """Have the rank stop after its step."""
+        self._stop = True
+
+    def steps(self) -> tuple[int, int] | None:
+        """Optimizer steps before the first of this run, and those done; None before it trains."""
+        if self._first_step is None or self._step is None:
+            return None
+        return self._first_step, self._step
+
+    def mark(self, phase: Phase, step: int | None = None) -> None:
+        """Note the phase, the step and the time."""
+        if step is not None:
+            self._step = step
+            self._first_step = step if self._first_step is None else self._first_step
+        self._last = time.monotonic(), phase
+
+    def last(self) -> Mark | None:
+        """The last mark; None before the first."""
+        last = self._last
+        return last and Mark(last[1], time.monotonic() - last[0], self._step)
 
     def asks_to_stop(self, step: int) -> bool:
-        """Whether `stop` is set."""
+        """Whether it was asked to."""
         del step
-        return self.stop
+        return self._stop
 
 
 class SharedPulse:
@@ -135,6 +162,37 @@ def read_mark(path: Path) -> Mark | None:
     if not phase:
         return None
     return Mark(Phase(phase), time.monotonic() - at, step if step >= 0 else None)
+
+
+class Halts:
+    """How long this very process was halted (SIGSTOP, a suspended machine or container): no rank of
+    its machine is to be blamed for that time, since the ranks may have been halted with it."""
+
+    _UNUSUAL_SECONDS = 2.0  # between two looks
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._halts: list[tuple[float, float]] = []  # when each was noticed, and how long it was
+
+    def look(self) -> float:
+        """To be called several times a second; gives the seconds of a halt that has just ended."""
+        now = time.monotonic()
+        seconds, self._looked = now - self._looked, now
+        if seconds < self._UNUSUAL_SECONDS:
+            return 0.0
+        self._halts.append((now, seconds))
+        return seconds
+
+    def within(self, age: float) -> float:
+        """Seconds of the last `age` seconds in which this process was halted."""
+        began = time.monotonic() - age
+        return sum(min(seconds, at - began) for at, seconds in self._halts if at > began)
+
+
+def is_overdue(mark: Mark, deadlines: DeadlinesConfig, halts: Halts) -> bool:
+    """Whether a rank has not moved on within the deadline of what it is doing."""
+    limits = {Phase.STARTING: deadlines.start, Phase.PREPARING: deadlines.prepare}
+    return mark.age - halts.within(mark.age) > limits.get(mark.phase, deadlines.step)
 
 
 def is_stopped(pid: int) -> bool:

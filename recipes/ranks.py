@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import math
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from recipes import pulse, telemetry, worker
+from recipes import processes, pulse, telemetry, worker
 from recipes.config import Config, Machine, dump, uses_gpu
+from recipes.ending import saving_seconds
 from recipes.progress import RECORD, NoDisplay, StepDisplay, TerminalDisplay
 from recipes.pulse import Phase
 from recipes.rendezvous import Failure
+from recipes.scratch import Scratch
 from recipes.topology import Place
 
-# Seconds between a request to end and the end by force. `docker stop` allows ten in all.
+# Seconds between a request to end, made to the launcher, and the end by force.
 GRACE_SECONDS = 3.0
-# For the ranks to finish a step and save, when the run is asked to end.
-STOP_SECONDS = 5.5
 # In which a word reaches the ranks of all nodes.
 NOTICE_SECONDS = 0.5
 _RATE_SECONDS = 0.2
@@ -132,13 +131,21 @@ class Ranks:
         self._failing_since: float | None = None
         self._oom_kills = pulse.oom_kills()
         self._started = time.monotonic()
+        self._halts = pulse.Halts()
+        self._steps: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         self._display = TerminalDisplay() if sys.stdout.isatty() else NoDisplay()
-        self._scratch = Path(tempfile.mkdtemp(prefix="fleet-recipes-"))
-        self._run_folder.logs.mkdir(parents=True, exist_ok=True)
-        self._logs = [self._log(each) for each in range(self._config.topology.devices)]
-        self._launcher = self._launch()
+        with contextlib.ExitStack() as stack:
+            self._scratch = stack.enter_context(Scratch()).path
+            stack.callback(self._display.stop)
+            self._logs = []
+            stack.callback(self._close_logs)
+            self._run_folder.logs.mkdir(parents=True, exist_ok=True)
+            for each in range(self._config.topology.devices):
+                self._logs.append(self._log(each))
+            self._launcher = self._launch()
+            self._opened = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,10 +153,12 @@ class Ranks:
             self._end()
             self._copy(final=True)
         finally:
-            self._display.stop()
-            for log in self._logs:
+            self._opened.close()
+
+    def _close_logs(self) -> None:
+        for log in self._logs:
+            with contextlib.suppress(OSError):  # of a full disk, which has been told
                 log.target.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def follow(self, look_around: Callable[[], bool]) -> Failure | None:
         """Copy the ranks' output until they have ended.
@@ -163,7 +172,9 @@ class Ranks:
         """
         while True:
             status = self._launcher.poll()
+            self._halts.look()
             self._copy()
+            self._last_step()
             if status is not None:
                 return self.failure(status if status > 0 else 128 - status) if status else None
             if look_around() or self._failing_since is not None:
@@ -194,9 +205,10 @@ class Ranks:
         step = last + 2 + math.ceil(rate * notice)
         tell_others(step)
         self.ask_to_stop(step)
-        ends = time.monotonic() + STOP_SECONDS
+        ends = began + saving_seconds(self._config.deadlines.grace)
         while time.monotonic() < ends and self._launcher.poll() is None:
             self._copy()
+            self._last_step()
             self._watch()
 
     def ask_to_stop(self, step: int) -> None:
@@ -207,7 +219,21 @@ class Ranks:
     def _last_step(self) -> int | None:
         """The most steps a rank of this node has done; None where none trains yet."""
         steps = [mark.step for mark in self._marks().values() if mark.step is not None]
+        if steps:
+            began, done = self._steps or (min(steps), 0)
+            self._steps = began, max(done, *steps)
         return max(steps, default=None)
+
+    def steps(self) -> tuple[int, int] | None:
+        """Optimizer steps: before the first that was seen, and the most that were seen; None where
+        no rank has trained yet."""
+        return self._steps
+
+    def failure_while_stopping(self) -> Failure | None:
+        """What kept a rank from its checkpoint after `stop`; None where nothing did."""
+        reports = worker.read_reports(self._scratch, "failed").values()
+        own = [report for report in reports if not report["consequence"]]
+        return min(own, key=lambda report: float(report["time"]), default=None)
 
     @property
     def suspect(self) -> Failure | None:
@@ -272,6 +298,7 @@ class Ranks:
         environment |= self._meeting.environment | {
             worker.RUN_VARIABLE: str(self._run_folder.path.resolve()),
             worker.REPORTS_VARIABLE: str(self._scratch),
+            worker.PARENT_VARIABLE: str(os.getpid()),
             worker.PROGRESS_VARIABLE: "1" if sys.stdout.isatty() else "0",
         }
         worker.set_threads(self._config, environment)
@@ -300,7 +327,7 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 # A terminal's Ctrl-C reaches this process alone, which then ends the others.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
             )
 
     def _log(self, local_rank: int) -> RankLog:
@@ -357,10 +384,13 @@ class Ranks:
                 self._launcher.kill()
                 self._launcher.wait()
         for handle in self._handles.values():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
         self._handles.clear()
+        # Ranks, and what they have started: a process that is halted does not end with its rank.
+        of_this_run = functools.partial(
+            processes.with_variable, worker.REPORTS_VARIABLE, str(self._scratch)
+        )
+        processes.kill_all(of_this_run)
 
     def _marks(self) -> dict[int, pulse.Mark]:
         """The last mark of each rank that lives."""
@@ -374,12 +404,10 @@ class Ranks:
     def _overdue(self) -> Failure | None:
         """A rank that has not moved on within its deadline."""
         deadlines = self._config.deadlines
-        limits = {Phase.STARTING: deadlines.start, Phase.PREPARING: deadlines.prepare}
-        marks = self._marks()
         late = {
             rank: mark
-            for rank, mark in marks.items()
-            if mark.age > limits.get(mark.phase, deadlines.step)
+            for rank, mark in self._marks().items()
+            if pulse.is_overdue(mark, deadlines, self._halts)
         }
         if not late:
             if self._pids or time.monotonic() - self._started < deadlines.start:
@@ -395,12 +423,17 @@ class Ranks:
         if suspect is not None:
             return suspect
         rank, mark = max(late.items(), key=lambda item: item[1].age)
+        elsewhere = self._config.topology.nodes > 1
         return self._describe(
             rank,
             "RankStuck",
-            f"rank {rank} has been {mark.phase.words} for {mark.age:.0f} s, waiting for others",
-            "see which rank of another node holds it up; deadlines.step=… waits longer",
-            consequence=True,
+            f"rank {rank} has been {mark.phase.words} for {mark.age:.0f} s"
+            + (", waiting for others" if elsewhere else "; no rank of this node is ahead of it"),
+            "see which rank of another node holds it up; deadlines.step=… waits longer"
+            if elsewhere
+            else f"see the end of {self._run_folder.logs / f'rank-{rank}.log'}; a step that needs "
+            "longer takes deadlines.step=…",
+            consequence=elsewhere,
         )
 
     def _find_suspect(self) -> Failure | None:
@@ -490,6 +523,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _die_with_parent() -> None:
-    """In the launcher, before it starts: end in good order when this process is gone (prctl(2))."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _die_with_parent(parent: int) -> None:
+    """In the launcher, before it starts: be killed when this process is gone (prctl(2)), and its
+    ranks with it, since the launcher's own way of ending them may take half a minute."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)

@@ -442,7 +442,8 @@ class Result:
         images_per_second: training throughput over all ranks.
         wall_seconds: from the start to the end of the run.
         topology: such as "2x4".
-        error: `node`, `rank`, `type`, `message`, `remedy`; only of a failed run.
+        error: `node`, `rank`, `type`, `message`, `remedy`: of a failed run, and of an interrupted
+            one that could not save what it had done.
     """
 
     status: str
@@ -457,8 +458,10 @@ class Result:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r} is not one of {', '.join(STATUSES)}")
-        if (self.error is not None) != (self.status == "failed"):
-            raise ValueError("an error belongs to a failed run, and to no other")
+        if self.status == "failed" and self.error is None:
+            raise ValueError("a failed run has an error")
+        if self.status == "completed" and self.error is not None:
+            raise ValueError("a completed run has no error")
 
     @classmethod
     def untrained(

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, home, telemetry
+from recipes import affinity, claim, home, processes, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.cores import usable_cores
@@ -29,6 +29,7 @@ from recipes.topology import Place, threads_per_rank
 RUN_VARIABLE = "FLEET_RECIPES_RUN"  # the run folder
 REPORTS_VARIABLE = "FLEET_RECIPES_REPORTS"  # config.yaml, and where ranks leave word
 PROGRESS_VARIABLE = "FLEET_RECIPES_PROGRESS"  # "1": report steps for a progress bar
+PARENT_VARIABLE = "FLEET_RECIPES_PARENT"  # its process id
 
 _PR_SET_PDEATHSIG = 1
 
@@ -124,7 +125,19 @@ def _run_rank(config: Config, folder: Path, place: Place) -> int:
         return 1
     if reports:
         write_report(Path(reports), place.rank, {}, "finished")
+    elif place.rank == 0:
+        show_end(config, telemetry.RunFolder(folder))
     return 0
+
+
+def show_end(config: Config, run: telemetry.RunFolder) -> None:
+    """Show a person what came of a training or a measurement, from the run folder."""
+    if config.task.name == "train":
+        print(telemetry.summary_table(telemetry.read_result(run), run), flush=True)
+    elif config.task.name == "benchmark":
+        from recipes.benchmark import record
+
+        print(record.summary(record.read(run.benchmark)), flush=True)
 
 
 def execute(
@@ -219,10 +232,16 @@ def set_threads(config: Config, environment: MutableMapping[str, str]) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system end this process when the one that started it is gone (prctl(2))."""
-    parent = os.getppid()
+    """Have the system end this process when the one that started it is gone (prctl(2)).
+
+    Under a parent of ours, what started it is the launcher, whose parent that one is: where it is
+    not, the launcher was gone already, and this process belongs to nobody.
+    """
+    launcher = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
+    parent = os.environ.get(PARENT_VARIABLE)
+    orphan = parent is not None and processes.parent_of(launcher) != int(parent)
+    if orphan or os.getppid() != launcher:  # it died before the call above
         sys.exit(1)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,10 @@ import pytest
 from claims import held_elsewhere
 
 from recipes import config, launch, telemetry
-from recipes.config import Config, TopologyConfig, UserError
-from recipes.launch import Interrupted, Job, begin, signals_as_interrupts
+from recipes.config import Config, TaskConfig, TopologyConfig, UserError
+from recipes.ending import Interrupted, Watch
+from recipes.launch import Job, begin
+from recipes.rendezvous import node_failure
 from recipes.topology import NodeIdentity
 
 # --- what is shown
@@ -36,7 +36,7 @@ def test_a_failure_is_one_message(
     capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
 ) -> None:
     failure = {"node": 1, "rank": 5, "type": "ValueError", "message": "bad", "remedy": "do it"}
-    launch.report_failure(failure | change)
+    launch.report_failure(failure | change, 1)
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", expected)
 
@@ -72,7 +72,7 @@ def test_an_existing_run_is_left_alone_unless_it_is_continued(
 
 
 def test_a_result_is_left_in_a_folder_of_its_own_alone(tmp_path: Path) -> None:
-    job = Job(Config(), telemetry.RunFolder(tmp_path), NodeIdentity(0, "127.0.0.1", None))
+    job = a_job(Config(), tmp_path)
     with held_elsewhere(tmp_path):
         job.interrupted(Interrupted(signal.SIGTERM))
     assert not job.run_folder.result.exists()
@@ -80,45 +80,94 @@ def test_a_result_is_left_in_a_folder_of_its_own_alone(tmp_path: Path) -> None:
     assert job.run_folder.result.exists()
 
 
-# --- signals
+# --- endings
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_an_interrupt_and_further_ones_are_ignored(number: signal.Signals) -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    done = []
-
-    def work() -> None:
-        try:
-            os.kill(os.getpid(), number)
-            time.sleep(5)
-            pytest.fail("the signal did not interrupt")
-        finally:
-            for each in before:
-                os.kill(os.getpid(), each)
-            time.sleep(0.01)
-            done.append(True)  # what has to be done at the end is not interrupted
-
-    with pytest.raises(Interrupted) as caught, signals_as_interrupts():
-        work()
-    assert done
-    assert caught.value.number == number
-    assert str(caught.value) == number.name
-    assert not isinstance(caught.value, Exception)  # no `except Exception` may hold it back
-    assert {each: signal.getsignal(each) for each in before} == before
-
-
-def test_without_a_signal_nothing_is_changed() -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    with signals_as_interrupts():
-        assert signal.getsignal(signal.SIGINT) != before[signal.SIGINT]
-    assert {each: signal.getsignal(each) for each in before} == before
+def a_job(made: Config, folder: Path) -> Job:
+    return Job(made, telemetry.RunFolder(folder), NodeIdentity(0, "127.0.0.1", None), Watch())
 
 
 def test_an_interrupted_run_has_a_result(tmp_path: Path) -> None:
     made = Config(topology=TopologyConfig(1, 3))
-    job = Job(made, telemetry.RunFolder(tmp_path), NodeIdentity(0, "127.0.0.1", None))
-    job.interrupted(Interrupted(signal.SIGTERM))
+    job = a_job(made, tmp_path)
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 143
     found = telemetry.read_result(telemetry.RunFolder(tmp_path))
     assert (found.status, found.topology, found.world_size) == ("interrupted", "1x3", 3)
     assert (found.error, found.final) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message", "expected"),
+    [
+        (None, "it is lost", "[node0] error: on node 1: it is lost\n"),
+        (None, "node 1 (b) is lost", "[node0] error: node 1 (b) is lost\n"),
+        (5, "bad", "[node0] error: on node 1, rank 5: bad\n"),
+    ],
+)
+def test_a_node_speaks_of_another_ones_failure_under_its_own_name(
+    capsys: pytest.CaptureFixture[str], rank: int | None, message: str, expected: str
+) -> None:
+    failure = node_failure(1, "NodeLost", message, "") | {"rank": rank}
+    launch.report_failure(failure, 0)
+    assert capsys.readouterr().err == expected
+
+
+def test_a_training_that_could_not_save_is_not_silently_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Config(task=TaskConfig("train"), topology=TopologyConfig(1, 2))
+    job = a_job(made, tmp_path)
+    job._steps = lambda: (3, 7)
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 143
+    found = telemetry.read_result(telemetry.RunFolder(tmp_path))
+    assert found.status == "interrupted"
+    assert found.error is not None
+    assert found.error["message"].startswith("steps 4 to 7 are lost")
+    said = capsys.readouterr()
+    assert "steps 4 to 7 are lost" in said.err
+    assert "to go on" not in said.out
+
+
+def test_what_kept_the_checkpoint_from_the_disk_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Config(task=TaskConfig("train"), topology=TopologyConfig(1, 2))
+    job = a_job(made, tmp_path)
+    job._not_saved = node_failure(0, "UserError", "the disk is full", "make room")
+    job.interrupted(Interrupted(signal.SIGTERM))
+    found = telemetry.read_result(telemetry.RunFolder(tmp_path))
+    assert found.error is not None
+    assert found.error["message"] == "the disk is full"
+    assert "the disk is full" in capsys.readouterr().err
+
+
+def test_a_run_that_completed_as_the_signal_came_has_completed(tmp_path: Path) -> None:
+    job = a_job(Config(task=TaskConfig("smoke")), tmp_path)
+    run = telemetry.RunFolder(tmp_path)
+    telemetry.Result.untrained(job.config.shape, 1.0).write(run)
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 0
+    # One that was there before is not this run's.
+    again = a_job(Config(task=TaskConfig("smoke")), tmp_path)
+    assert again.interrupted(Interrupted(signal.SIGTERM)) == 143
+
+
+def test_a_result_that_cannot_be_written_makes_no_second_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = a_job(Config(), Path("/proc/none"))
+    job._begun = job._claimed = True
+    assert job.failed(node_failure(0, "UserError", "bad", "mend it")) == 1
+    said = capsys.readouterr().err
+    assert said.count("error:") == 1
+    assert "bad; nor could result.json be written" in said
+
+
+@pytest.mark.parametrize(
+    ("begun", "fatal", "status"), [(False, True, 2), (False, False, 1), (True, True, 1)]
+)
+def test_refused_and_failed_are_two_statuses(
+    tmp_path: Path, begun: bool, fatal: bool, status: int
+) -> None:
+    job = a_job(Config(), tmp_path)
+    job._begun = begun
+    assert job.failed(node_failure(0, "UserError", "bad", "mend it", fatal=fatal)) == status

@@ -63,7 +63,7 @@ def test_the_other_pulses() -> None:
     assert not nobody.asks_to_stop(10**9)
     own = OwnPulse()
     assert not own.asks_to_stop(5)
-    own.stop = True
+    own.ask()
     assert own.asks_to_stop(0)
 
 

@@ -197,7 +197,7 @@ def test_the_cause_of_a_failure(
     found = job.failure(1)
     assert (found["rank"], found["type"]) == expected
     # Whatever it is, it can be shown and stored.
-    launch.report_failure(found)
+    launch.report_failure(found, 0)
     telemetry.Result.untrained(Config().shape, 1.0, "failed", error=worker.error_of(found))
 
 

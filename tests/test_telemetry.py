@@ -207,7 +207,7 @@ def test_a_result_that_contradicts_itself_is_refused() -> None:
         a_result(status="done")
     with pytest.raises(ValueError, match="failed run"):
         a_result(status="failed")
-    with pytest.raises(ValueError, match="failed run"):
+    with pytest.raises(ValueError, match="completed run"):
         a_result(error={})
 
 

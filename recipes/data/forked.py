@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import cv2
 
+from recipes.ending import POLITE
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,7 +28,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def live_with_rank(rank_process: int, clean_up: Callable[[], None] = lambda: None) -> None:
+def live_with_rank(rank_process: int, clean_up: Callable[[], None] | None = None) -> None:
     """In a new process, forked without collection: live as long as the rank, and use one core.
 
     What feeds it looks whether the rank lives only when work arrives, so a killed rank would leave
@@ -40,15 +42,18 @@ def live_with_rank(rank_process: int, clean_up: Callable[[], None] = lambda: Non
 
     def end_with_rank(*_: object) -> None:
         if os.getppid() != rank_process:
-            clean_up()
+            if clean_up is not None:
+                clean_up()
             os._exit(1)
 
     # Garbage of the rank must not be collected here: a reader of an earlier loader would join a
     # C++ thread that a forked process does not have, and abort.
     gc.freeze()
     gc.enable()
-    signal.signal(signal.SIGINT, end_with_rank)
-    signal.signal(signal.SIGTERM, end_with_rank)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    for number in POLITE:
+        signal.signal(number, end_with_rank)
+    # SIGKILL ends a process that is halted as well; only what has to clean up is asked to end.
+    last = signal.SIGTERM if clean_up is not None else signal.SIGKILL
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, last)
     end_with_rank()  # the rank may have died before the call above
     cv2.setNumThreads(0)

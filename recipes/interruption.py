@@ -1,0 +1,50 @@
+"""What an interrupted training has kept, what it has lost, and how it goes on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes import checkpoint
+from recipes.config import Config, UserError
+from recipes.telemetry import RunFolder
+
+_NAMED_AGAIN = re.compile(r"\+*(resume|hydra\.run\.dir|restarts)=")
+
+
+def last_saved(run_folder: RunFolder) -> int | None:
+    """The optimizer steps of the most advanced checkpoint; None where there is none."""
+    steps = [
+        int(path.name.removeprefix("step-"))
+        for path in run_folder.checkpoints.glob("step-*")
+        if path.name.removeprefix("step-").isdecimal() and (path / checkpoint.MANIFEST).exists()
+    ]
+    return max(steps, default=None)
+
+
+def loss(config: Config, began: int, done: int, saved: int | None) -> UserError | None:
+    """What is lost of a training that went on after step `began`, ended after step `done`, and has
+    step `saved` in its last checkpoint (None: it has none); None where nothing is."""
+    if max(saved or 0, began) >= done:
+        return None
+    first = max(saved or 0, began) + 1
+    lost = f"step {done} is" if first == done else f"steps {first} to {done} are"
+    kept = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint"
+    return UserError(
+        f"{lost} lost: no checkpoint could be taken in the {config.deadlines.grace:g} s of "
+        f"deadlines.grace; {kept}",
+        "deadlines.grace=… longer than a step and its checkpoint take, with as much notice from "
+        "whoever sends the signal (docs/endings.md); save.every_steps=… takes more checkpoints",
+    )
+
+
+def command_to_go_on(arguments: Sequence[str], folder: Path) -> str:
+    """The command that continues the run of a folder.
+
+    Args:
+        arguments: those that it was started with.
+    """
+    kept = [each for each in arguments if not _NAMED_AGAIN.match(each)]
+    return shlex.join(["python", "train.py", *kept, "resume=auto", f"hydra.run.dir={folder}"])

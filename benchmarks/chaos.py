@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from recipes import pointers
 from recipes.telemetry import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,7 +135,7 @@ def corrupt_newest(folder: Path) -> None:
     last = folder / "checkpoints" / "last"
     if not last.exists():
         return
-    model = last.resolve() / "model.safetensors"
+    model = pointers.follow(last) / "model.safetensors"
     data = bytearray(model.read_bytes())
     data[len(data) // 2] ^= 0xFF
     model.write_bytes(data)

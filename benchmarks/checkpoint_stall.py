@@ -21,6 +21,7 @@ from statistics import median
 from benchmarks import table
 from benchmarks.runs import Runner, Setting, told
 from benchmarks.table import Row
+from recipes import pointers
 from recipes.telemetry import RunFolder, read_metrics
 
 EVERY = 6  # steps between two checkpoints
@@ -60,7 +61,9 @@ def measure(overrides: Sequence[str] = ()) -> Row:
             job = runner.run([setting])["stall"]
         run = RunFolder(job.folder / "run")
         times = [event["time"] for event in read_metrics(run.metrics) if event["event"] == "train"]
-        checkpoint = sum(path.stat().st_size for path in run.checkpoints.glob("last/*"))
+        checkpoint = sum(
+            path.stat().st_size for path in pointers.follow(run.checkpoints / "last").iterdir()
+        )
     durations = [after - before for before, after in pairwise(times)]
     lost, undisturbed = stalls(durations, EVERY, TAIL)
     return Row(

@@ -17,7 +17,10 @@ from recipes.data.base import ImageDataset
 from recipes.data.decoding_processes import Decoders
 from recipes.data.loader import SkipCounter, evaluation_loader, start_decoders
 from recipes.data.normalisation import Normalise
+from recipes.manifest import STATE, not_understood
+from recipes.position import check_state
 from recipes.pulse import Phase, Pulse
+from recipes.snapshot import check_names
 from recipes.topology import Place
 
 TOP = (1, 5)
@@ -122,13 +125,17 @@ def evaluate_checkpoint(
     decoders = start_decoders(config, dataset)
     snapshot, state = None, None
     if place.rank == 0:
-        path = checkpoint.resolve(config.checkpoint, run_folder, _log.warning)
-        if path is None:
+        found = checkpoint.find(config.checkpoint, run_folder, _log.warning)
+        if found is None:
             raise UserError(f"checkpoint={config.checkpoint}: no checkpoint in {run_folder}")
-        snapshot = checkpoint.load(path)
+        path, snapshot = found
+        try:
+            check_state(snapshot.state)
+        except ValueError as error:
+            raise not_understood(path, STATE, str(error)) from None
         saved = snapshot.state["identity"]
         checkpoint.compare_identity(
-            {key: saved[key] for key in ("model", "num_classes")},
+            {key: saved[key] for key in ("model", "num_classes") if key in saved},
             {"model": config.model.name, "num_classes": models.num_classes(config, dataset)},
             path,
             use="evaluate it",
@@ -138,7 +145,7 @@ def evaluate_checkpoint(
     state = distributed.broadcast_json(state)
     weights = distributed.broadcast_arrays(snapshot.model if snapshot else None)
     model = models.prepare(config, dataset)
-    checkpoint.check_names(weights, model.state_dict(), config.checkpoint)
+    check_names(weights, model.state_dict(), config.checkpoint)
     for name, tensor in model.state_dict().items():
         tensor.set_value(weights[name])
     epoch = state["epoch"] - (state["step_in_epoch"] == 0)  # the one the last step was in

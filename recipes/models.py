@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recipes import backbones
+from recipes import backbones, pointers
 from recipes.backbones import LIST_COMMAND, RESNET_MODULE
 from recipes.config import Config, ConfigError, ModelConfig, UserError
 from recipes.home import expand_user
@@ -462,6 +462,8 @@ def fetch_pretrained(config: ModelConfig) -> Path | None:
 
 def _local(pretrained: str) -> Path:
     path = expand_user(pretrained)
+    if path.name in pointers.NAMES and path.exists():
+        path = pointers.follow(path)
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():

@@ -17,10 +17,10 @@ from recipes.data.loader import Batch
 from recipes.data.transfer import DeviceBatch
 from recipes.evaluation import Scores
 from recipes.metering import Meter
+from recipes.position import Position
 from recipes.progress import StepDisplay
 from recipes.pulse import Phase, Pulse
 from recipes.sample_log import SampleLog
-from recipes.saving import Position
 from recipes.topology import Place
 
 _log = logging.getLogger(__name__)

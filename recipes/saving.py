@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
 from recipes import batch_norm, checkpoint, distributed
-from recipes.config import Config
+from recipes.config import Config, UserError
+from recipes.manifest import RANKS, STATE, not_understood
+from recipes.position import Position, check_state, check_within, read_position
+from recipes.snapshot import Snapshot, restore, snapshot_of
 from recipes.telemetry import RunFolder
 from recipes.topology import Place
 
 _STATISTICS = "running_statistics"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a training stands: it goes on with step `step_in_epoch` of epoch `epoch`, from 0."""
-
-    step: int = 0  # optimizer steps done
-    epoch: int = 0
-    step_in_epoch: int = 0
-    samples: int = 0  # images seen over all ranks
-    final: dict[str, Any] | None = None  # the last evaluation
-    best: dict[str, Any] | None = None  # the evaluation with the best top-1
-    # Right answers and samples since the last train event, over all ranks.
-    since_event: tuple[float, int] = (0.0, 0)
 
 
 def identity(config: Config, train_size: int, num_classes: int) -> dict[str, Any]:
@@ -76,10 +66,8 @@ class Saver:
         Raises:
             UserError: the checkpoint is damaged, or of another training.
         """
-        if self._config.resume is None:
-            return Position()
         snapshot, source = None, ""
-        if self._place.rank == 0:
+        if self._place.rank == 0 and self._config.resume is not None:
             snapshot, source = self._read(self._config.resume)
         state = distributed.broadcast_json(snapshot.state if snapshot else None)
         if state is None:
@@ -87,14 +75,10 @@ class Saver:
         model = distributed.broadcast_arrays(snapshot.model if snapshot else None)
         moments = distributed.broadcast_arrays(snapshot.optimizer if snapshot else None)
         self._resumed = distributed.broadcast_arrays(snapshot.ranks if snapshot else None)
-        checkpoint.restore(
-            checkpoint.Snapshot(model, moments, state),
-            self._model,
-            self._optimizer,
-            self._scaler,
-            source,
-        )
-        position = Position(**state["position"])
+        restore(Snapshot(model, moments, state), self._model, self._optimizer, self._scaler, source)
+        if self._place.rank == 0 and self._config.resume == "auto":
+            self._set_aside(Path(source))
+        position = read_position(state)
         _log.info("continuing after step %d from %s", position.step, source)
         return position
 
@@ -115,7 +99,7 @@ class Saver:
             "random": {"seed": self._config.seed},
             "identity": self._identity,
         }
-        snapshot = checkpoint.snapshot_of(self._model, self._optimizer, self._scaler, state)
+        snapshot = snapshot_of(self._model, self._optimizer, self._scaler, state)
         if statistics is not None:
             snapshot.ranks = {_STATISTICS: statistics}
             snapshot.model |= self._mean_statistics(statistics)
@@ -160,11 +144,11 @@ class Saver:
     def restore_own(self) -> None:
         """Give this rank its own running statistics back, once the model has been wrapped.
 
-        Wrapping sends rank 0's to all. On another number of ranks than the checkpoint's, all keep
-        the mean.
+        Wrapping sends rank 0's to all. On another number of ranks than the checkpoint's, and with
+        sync-BN, whose ranks never differ, all keep the mean.
         """
         statistics = self._resumed.get(_STATISTICS)
-        if statistics is None or len(statistics) != self._place.world_size:
+        if statistics is None or len(statistics) != self._place.world_size or self._config.sync_bn:
             return
         row = statistics[self._place.rank]
         for tensor in batch_norm.running_statistics(self._model):
@@ -172,15 +156,56 @@ class Saver:
             tensor.set_value(row[:size].reshape(tensor.shape))
             row = row[size:]
 
-    def _read(self, resume: str) -> tuple[checkpoint.Snapshot | None, str]:
-        path = checkpoint.resolve(resume, self._run.path, _log.warning)
-        if path is None:
+    def _read(self, resume: str) -> tuple[Snapshot | None, str]:
+        found = checkpoint.find(resume, self._run.path, _log.warning)
+        if found is None:
             _log.info(
                 "resume=auto: no checkpoint in %s, starting from the beginning "
                 "(hydra.run.dir=… names the run to continue)",
                 self._run.path,
             )
             return None, ""
-        snapshot = checkpoint.load(path)
+        path, snapshot = found
+        try:
+            check_state(snapshot.state)
+        except ValueError as error:
+            raise not_understood(path, STATE, str(error)) from None
         checkpoint.compare_identity(snapshot.state["identity"], self._identity, path)
+        position = read_position(snapshot.state)
+        try:
+            check_within(
+                position, self._identity["train_size"], self._identity["global_batch_size"]
+            )
+        except ValueError as error:
+            raise not_understood(path, STATE, str(error)) from None
+        self._check_ranks(snapshot.ranks, path)
         return snapshot, str(path)
+
+    def _check_ranks(self, ranks: Mapping[str, np.ndarray], path: Path) -> None:
+        """See that each rank's statistics are as many as the model has."""
+        if not ranks:
+            return
+        own = batch_norm.running_statistics(self._model)
+        statistics = ranks.get(_STATISTICS)
+        size = sum(int(each.size) for each in own)
+        if (
+            len(ranks) != 1
+            or statistics is None
+            or statistics.ndim != 2
+            or statistics.shape[1] != size
+            or statistics.dtype.kind != "f"
+        ):
+            raise not_understood(path, RANKS, f"not {size} {_STATISTICS} for each rank")
+
+    def _set_aside(self, used: Path) -> None:
+        """Rename the damaged checkpoints of this run that were passed over."""
+        try:
+            aside = checkpoint.set_aside_damaged(self._run.checkpoints, used)
+        except OSError as error:
+            raise UserError(
+                f"{self._run.checkpoints} cannot be written: {error.strerror}",
+                "make the folder writable, or continue in another one: "
+                f"resume={used} hydra.run.dir=FOLDER",
+            ) from error
+        for path in aside:
+            _log.warning("kept the damaged checkpoint as %s", path)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -20,10 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from snapshots import same
 
-from recipes import checkpoint
-from recipes.checkpoint import Snapshot
+from recipes import checkpoint, manifest
 from recipes.config import UserError
+from recipes.snapshot import Snapshot
 
 ROOT = Path(__file__).parent.parent
 IDENTITY = {
@@ -45,15 +47,6 @@ def snapshot(step: int, value: float = 0.5) -> Snapshot:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
-    return left.keys() == right.keys() and all(
-        left[key].dtype == right[key].dtype
-        and left[key].shape == right[key].shape
-        and left[key].tobytes() == right[key].tobytes()
-        for key in left
-    )
 
 
 arrays = st.dictionaries(
@@ -103,7 +96,7 @@ def test_bfloat16_is_stored_as_bfloat16(tmp_path: Path) -> None:
 
     bits = np.array([0x3F80, 0x4000], np.uint16)
     path = checkpoint.save(tmp_path, Snapshot({"w": bits}, {}, {"step": 1}), best=False, keep=1)
-    stored = dict(safetensors.deserialize((path / checkpoint.MODEL).read_bytes()))  # type: ignore[no-untyped-call]
+    stored = dict(safetensors.deserialize((path / manifest.MODEL).read_bytes()))  # type: ignore[no-untyped-call]
     assert stored["w"]["dtype"] == "BF16"
 
 
@@ -174,7 +167,7 @@ def test_a_replacement_that_was_cut_off_keeps_the_old_checkpoint(tmp_path: Path)
     assert names(tmp_path) == ["last", "step-00000005", "step-00000006"]
 
 
-@pytest.mark.parametrize("name", [*checkpoint.FILES, checkpoint.MANIFEST])
+@pytest.mark.parametrize("name", [*manifest.FILES, manifest.MANIFEST])
 def test_any_changed_byte_is_detected_and_its_file_named(tmp_path: Path, name: str) -> None:
     path = checkpoint.save(tmp_path, snapshot(1), best=False, keep=1)
     whole = (path / name).read_bytes()
@@ -202,7 +195,7 @@ def test_any_changed_byte_is_detected_and_its_file_named(tmp_path: Path, name: s
 def test_a_damaged_checkpoint_names_the_others(tmp_path: Path) -> None:
     for step in (1, 2):
         path = checkpoint.save(tmp_path, snapshot(step), best=False, keep=2)
-    (path / checkpoint.MODEL).unlink()
+    (path / manifest.MODEL).unlink()
     with pytest.raises(UserError) as error:
         checkpoint.load(tmp_path / "last")
     assert "step-00000002: model.safetensors: it is missing" in error.value.message
@@ -210,14 +203,200 @@ def test_a_damaged_checkpoint_names_the_others(tmp_path: Path) -> None:
     assert "step-00000002" not in error.value.remedy
 
 
-def test_a_checkpoint_of_another_format_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def save_in_format(folder: Path, step: int, version: int, **options: Any) -> Path:
+    """A checkpoint as another version of this program would write it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "FORMAT", version)
+        options = {"best": False, "keep": 9, **options}
+        return checkpoint.save(folder, snapshot(step), **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def another_user() -> Iterator[int]:
+    """Be a user who is not root, which may read everything."""
+    if os.geteuid() != 0:
+        yield os.geteuid()
+        return
+    os.seteuid(65534)
+    try:
+        yield 65534
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user can search, as pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder / "run"
+    shutil.rmtree(folder)
+
+
+def test_auto_stops_at_a_newer_checkpoint_of_another_format_and_keeps_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, snapshot(1), best=False, keep=3)
+    newer = save_in_format(folder, 2, 2)
+    before = contents(newer)
+    with pytest.raises(UserError, match="format 2, this version reads format 1") as error:
+        checkpoint.resolve("auto", tmp_path)
+    assert "damaged" not in str(error.value)
+    assert str(newer) in error.value.remedy
+    # Whoever trains there all the same, from another checkpoint, neither removes nor replaces it.
+    for step in (2, 3, 4, 5):
+        checkpoint.save(folder, snapshot(step), best=False, keep=1)
+    assert names(folder) == ["last", "step-00000002.unread-1", "step-00000005"]
+    assert contents(folder / "step-00000002.unread-1") == before
+
+
+def test_older_checkpoints_of_another_format_are_kept_and_in_nobodys_way(tmp_path: Path) -> None:
+    older = save_in_format(tmp_path, 1, 2)
+    (older / manifest.MANIFEST).rename(tmp_path / "aside")
+    shutil.copy(tmp_path / "aside", older / manifest.MANIFEST)
+    before = contents(older)
+    for step in (5, 6, 7):
+        checkpoint.save(tmp_path, snapshot(step), best=False, keep=1)
+    assert contents(older) == before
+    assert [name for name in names(tmp_path) if name != "aside"] == [
+        *("last", "step-00000001", "step-00000007"),
+    ]
+
+
+@pytest.mark.parametrize("hidden", [manifest.MANIFEST, manifest.MODEL, "the folder", "all"])
+def test_auto_stops_at_checkpoints_of_another_user_and_keeps_them(
+    shared_folder: Path, hidden: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    path = checkpoint.save(tmp_path, snapshot(1), best=False, keep=1)
-    monkeypatch.undo()
-    with pytest.raises(UserError, match="format 2, this version reads format 1"):
-        checkpoint.load(path)
+    folder = shared_folder / "checkpoints"
+    checkpoint.save(folder, snapshot(1), best=False, keep=3)
+    path = checkpoint.save(folder, snapshot(2), best=False, keep=3)
+    before = contents(folder)
+    hidden_path = {"the folder": path, "all": folder}.get(hidden, path / hidden)
+    hidden_path.chmod(0)
+    if hidden != "all":
+        folder.chmod(0o777)
+    uid = request.getfixturevalue("another_user")
+    with pytest.raises(UserError) as error:
+        checkpoint.resolve("auto", shared_folder)
+    assert "damaged" not in str(error.value)
+    if hidden == "all":
+        assert f"{folder} cannot be read: Permission denied" in error.value.message
+    else:
+        assert f"uid {uid} may not read it" in error.value.message
+        for step in (3, 4):
+            checkpoint.save(folder, snapshot(step), best=False, keep=1)
+    os.seteuid(0)
+    hidden_path.chmod(0o755)
+    assert {name: data for name, data in contents(folder).items() if "00002/" in name} == {
+        name: data for name, data in before.items() if "00002/" in name
+    }
+
+
+def test_auto_refuses_to_begin_anew_beside_checkpoints(tmp_path: Path) -> None:
+    """Two models whose weights were swapped: every checkpoint is damaged, and none is lost."""
+    folder = tmp_path / "checkpoints"
+    paths = [checkpoint.save(folder, snapshot(step), best=False, keep=3) for step in (1, 2)]
+    for path in paths:
+        (path / manifest.MODEL).write_bytes(b"of another model")
+    before = contents(folder)
+    lines: list[str] = []
+    with pytest.raises(UserError, match="can be used, all are damaged") as error:
+        checkpoint.resolve("auto", tmp_path, lines.append)
+    assert lines == []
+    for path in paths:
+        assert str(path / manifest.MODEL) in error.value.message.replace(": model", "/model")
+    assert "hydra.run.dir" in error.value.remedy
+    assert contents(folder) == before
+
+
+def test_damaged_checkpoints_that_were_passed_over_are_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (1, 2, 3):
+        checkpoint.save(folder, snapshot(step), best=step == 3, keep=9)
+    for step in (2, 3):
+        (folder / checkpoint.name_of(step) / manifest.MODEL).write_bytes(b"")
+    used = checkpoint.resolve("auto", tmp_path)
+    assert used == folder / "step-00000001"
+    aside = checkpoint.set_aside_damaged(folder, used)
+    assert sorted(path.name for path in aside) == [
+        *("step-00000002.damaged-1", "step-00000003.damaged-1"),
+    ]
+    assert checkpoint.load(folder / "last").state["step"] == 1
+    with pytest.raises(UserError, match="best: does not exist"):
+        checkpoint.existing(str(folder / "best"))
+    for step in (2, 3, 4, 5):
+        checkpoint.save(folder, snapshot(step), best=False, keep=1)
+    assert names(folder) == [
+        *("last", "step-00000002.damaged-1", "step-00000003.damaged-1", "step-00000005"),
+    ]
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("elsewhere"),
+    "an empty folder": lambda path: path.mkdir(),
+    "a file": lambda path: path.touch(),
+    "a pipe": lambda path: os.mkfifo(path),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_checkpoint_but_called_so_is_told_and_left_alone(
+    tmp_path: Path, kind: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, snapshot(1), best=False, keep=3)
+    strange = folder / "step-00000099"
+    STRANGE[kind](strange)
+    lines: list[str] = []
+    if "link" in kind:
+        with pytest.raises(UserError, match=f"step-00000099: {kind}") as error:
+            checkpoint.resolve("auto", tmp_path)
+        assert f"moving {strange} away" in error.value.remedy
+    else:
+        found = checkpoint.resolve("auto", tmp_path, lines.append)
+        assert found == folder / "step-00000001"
+        assert len(lines) == 1
+        assert "step-00000099" in lines[0]
+    with pytest.raises(UserError, match="step-00000099"):
+        checkpoint.find(str(strange), tmp_path, print)
+    for step in (2, 3, 99, 100, 101):
+        checkpoint.save(folder, snapshot(step), best=False, keep=1)
+    left = [name for name in names(folder) if "99" in name]
+    assert left == ["step-00000099.unread-1"]
+    assert checkpoint.load(folder / "last").state["step"] == 101
+
+
+def test_a_checkpoint_of_another_folder_that_is_linked_in_is_read_and_not_removed(
+    tmp_path: Path,
+) -> None:
+    elsewhere = checkpoint.save(tmp_path / "other", snapshot(7), best=False, keep=1)
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / elsewhere.name).symlink_to(elsewhere)
+    found = checkpoint.find("auto", tmp_path / "run", print)
+    assert found is not None
+    assert found[1].state["step"] == 7
+    for step in (8, 9):
+        checkpoint.save(folder, snapshot(step), best=False, keep=1)
+    assert checkpoint.load(elsewhere).state["step"] == 7
+
+
+@pytest.mark.parametrize("name", ["/", "//", ".", "", "\0", "x" * 300, "a/" * 3000, "/dev/zero"])
+def test_odd_names_are_told(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="checkpoint ") as error:
+        checkpoint.resolve(name, tmp_path)
+    assert len(error.value.message) < 500
 
 
 def test_auto_passes_over_a_damaged_checkpoint_with_one_line(tmp_path: Path) -> None:
@@ -225,16 +404,16 @@ def test_auto_passes_over_a_damaged_checkpoint_with_one_line(tmp_path: Path) -> 
     assert checkpoint.resolve("auto", tmp_path) is None
     for step in (1, 2):
         path = checkpoint.save(folder, snapshot(step), best=False, keep=3)
-    data = bytearray((path / checkpoint.MODEL).read_bytes())
+    data = bytearray((path / manifest.MODEL).read_bytes())
     data[-1] ^= 1
-    (path / checkpoint.MODEL).write_bytes(data)
+    (path / manifest.MODEL).write_bytes(data)
     lines: list[str] = []
     found = checkpoint.resolve("auto", tmp_path, lines.append)
     assert found == folder / "step-00000001"
     (line,) = lines
     assert "step-00000002: model.safetensors: its content was altered" in line
     assert "\n" not in line
-    (path / checkpoint.MANIFEST).write_bytes(b"")
+    (path / manifest.MANIFEST).write_bytes(b"")
     assert checkpoint.resolve("auto", tmp_path, lines.append) == found
     assert "step-00000002: manifest.json" in lines[-1]
 
@@ -270,7 +449,7 @@ def test_resume_names_what_is_wrong_and_what_is_near(tmp_path: Path) -> None:
     assert "has run" in error(tmp_path / "rum" / "checkpoints" / "last").remedy
     assert "not a checkpoint" in error(tmp_path / "empty").message
     assert "a link to nothing" in error(folder / "best").message
-    assert str(path) in error(path / checkpoint.MODEL).remedy
+    assert str(path) in error(path / manifest.MODEL).remedy
 
 
 def test_another_model_or_setting_is_refused_with_its_remedy() -> None:
@@ -307,26 +486,6 @@ def test_another_model_or_setting_is_refused_with_its_remedy() -> None:
             {"model": "ResNet18"}, {"model": "ResNet50"}, use="evaluate it", otherwise="another one"
         )
     assert error.value.remedy == "evaluate it with model.name=ResNet18, or another one"
-
-
-def test_names_shapes_and_dtypes_that_differ_are_listed() -> None:
-    zeros = np.zeros((2, 3), np.float32)
-    saved: dict[str, Any] = {"same": zeros, "gone": zeros, "shape": zeros}
-    saved["dtype"] = zeros.astype(np.uint16)
-    current = {"same": zeros, "new": zeros, "shape": zeros.T, "dtype": zeros}
-    with pytest.raises(UserError) as error:
-        checkpoint.check_names(saved, current)
-    for part in (
-        "new: missing in the checkpoint",
-        "gone: unknown to the model",
-        "shape: float32[2, 3] in the checkpoint, float32[3, 2] in the model",
-        "dtype: bfloat16[2, 3] in the checkpoint, float32[2, 3] in the model",
-    ):
-        assert part in error.value.message
-    assert "same" not in error.value.message
-    many = {f"w{index}": zeros for index in range(12)}
-    with pytest.raises(UserError, match="and 4 more"):
-        checkpoint.check_names({}, many)
 
 
 @pytest.fixture
@@ -453,245 +612,20 @@ def test_a_reader_beside_a_writer_sees_whole_checkpoints_only(tmp_path: Path) ->
             path = checkpoint.newest(tmp_path, complaints.append)
             assert path is not None
             seen.add(path.name)
+            # Each of these reads several files, of which the writer removes the first meanwhile.
+            loaded = checkpoint.load(tmp_path / "last")
+            step = loaded.state["step"]
+            assert all((array == step).all() for array in loaded.model.values())
+            found = checkpoint.find(str(tmp_path / "last"), tmp_path, complaints.append)
+            assert found is not None
+            assert found[1].state["step"] >= step
+            seen.add(found[0].name)
         assert complaints == []
         assert len(seen) > 3
     finally:
         writer.kill()
         writer.wait()
     drain.join()
-
-
-# From here on with Paddle, on one process.
-
-
-def build(kind: str, dtype: str = "float32") -> tuple[Any, Any, Any]:
-    """A small convolutional network with its optimizer and schedule."""
-    import paddle
-
-    paddle.seed(3)
-    model = paddle.nn.Sequential(
-        paddle.nn.Conv2D(1, 2, 3),
-        paddle.nn.BatchNorm(2),
-        paddle.nn.ReLU(),
-        paddle.nn.Flatten(),
-        paddle.nn.Linear(72, 3),
-    )
-    model.to(dtype=dtype)
-    cosine = paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=10)
-    schedule = paddle.optimizer.lr.LinearWarmup(cosine, 2, 0.0, 0.1)
-    fused = {"use_multi_tensor": True} if kind == "fused Momentum" else {}
-    optimizer = getattr(paddle.optimizer, kind.removeprefix("fused "))(
-        schedule, parameters=model.parameters(), weight_decay=0.01, **fused
-    )
-    return model, optimizer, schedule
-
-
-def train(model: Any, optimizer: Any, schedule: Any, steps: range) -> list[bytes]:
-    """Each step's loss, bit by bit; a step's data depends on its number alone."""
-    import paddle
-
-    dtype = model.state_dict()["4.weight"].dtype
-    losses = []
-    for step in steps:
-        randomness = np.random.default_rng(step)
-        images = paddle.to_tensor(randomness.standard_normal((6, 1, 8, 8))).astype(dtype)
-        labels = paddle.to_tensor(randomness.integers(0, 3, 6))
-        loss = paddle.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        schedule.step()
-        losses.append(loss.numpy().tobytes())
-    return losses
-
-
-def wrapped(optimizer: Any) -> Any:
-    """As Fleet wraps it where there is more than one process."""
-    from paddle.distributed import fleet
-    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import HybridParallelOptimizer
-
-    fleet.init(is_collective=True)
-    group = fleet.get_hybrid_communicate_group()
-    return HybridParallelOptimizer(optimizer, group, fleet.fleet._user_defined_strategy)
-
-
-@pytest.mark.parametrize("kind", ["Momentum", "AdamW", "fused Momentum"])
-@pytest.mark.parametrize("fleet", [False, True])
-def test_resume_continues_bit_by_bit(tmp_path: Path, kind: str, fleet: bool) -> None:
-    model, optimizer, schedule = build(kind)
-    handle = wrapped(optimizer) if fleet else optimizer
-    train(model, handle, schedule, range(4))
-    taken = checkpoint.snapshot_of(model, handle, None, {"step": 4})
-    adamw = {"moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"}
-    accumulators = adamw if kind == "AdamW" else {"velocity"}
-    # The running statistics of `nn.BatchNorm` are parameters too, but not trained.
-    parameters = {name for name, tensor in model.named_parameters() if not tensor.stop_gradient}
-    assert taken.optimizer.keys() == {f"{a}/{b}" for a in parameters for b in accumulators}
-    path = checkpoint.save(tmp_path, taken, best=False, keep=1)
-    expected = train(model, handle, schedule, range(4, 8))
-    later = checkpoint.snapshot_of(model, handle, None, {})
-
-    # A fresh process: other layers first, so that Paddle's unique names differ.
-    fresh, optimizer, schedule = build(kind)
-    assert {p.name for p in fresh.parameters()}.isdisjoint(p.name for p in model.parameters())
-    handle = wrapped(optimizer) if fleet else optimizer
-    checkpoint.restore(checkpoint.load(path), fresh, handle, None)
-    assert train(fresh, handle, schedule, range(4, 8)) == expected
-    again = checkpoint.snapshot_of(fresh, handle, None, {})
-    assert same(again.model, later.model)
-    assert same(again.optimizer, later.optimizer)
-    assert again.state == later.state
-
-    # And back again in the same process, whose accumulators exist by now.
-    checkpoint.restore(checkpoint.load(path), fresh, handle, None)
-    restored = checkpoint.snapshot_of(fresh, handle, None, {"step": 4})
-    assert same(restored.model, taken.model)
-    assert same(restored.optimizer, taken.optimizer)
-    assert restored.state == taken.state
-    assert train(fresh, handle, schedule, range(4, 8)) == expected
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_second_optimizer_of_the_same_parameters_is_restored_too(times: int) -> None:
-    model, optimizer, schedule = build("AdamW")
-    train(model, optimizer, schedule, range(3))
-    taken = checkpoint.snapshot_of(model, optimizer, None, {})
-    expected = train(model, optimizer, schedule, range(3, 6))
-    import paddle
-
-    schedule = paddle.optimizer.lr.LinearWarmup(
-        paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=10), 2, 0.0, 0.1
-    )
-    second = paddle.optimizer.AdamW(schedule, parameters=model.parameters(), weight_decay=0.01)
-    for _ in range(times):  # before its first step, Paddle only keeps what it was given
-        checkpoint.restore(taken, model, second, None)
-        assert same(checkpoint.snapshot_of(model, second, None, {}).optimizer, taken.optimizer)
-    assert train(model, second, schedule, range(3, 6)) == expected
-
-
-def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
-    model, optimizer, schedule = build("Momentum")
-    train(model, optimizer, schedule, range(2))
-    taken = checkpoint.snapshot_of(model, optimizer, None, {})
-    copies = [{k: v.copy() for k, v in part.items()} for part in (taken.model, taken.optimizer)]
-    train(model, optimizer, schedule, range(2, 4))
-    assert same(taken.model, copies[0])
-    assert same(taken.optimizer, copies[1])
-    assert not same(checkpoint.snapshot_of(model, optimizer, None, {}).model, copies[0])
-
-
-def test_float64_and_a_start_before_the_first_step(tmp_path: Path) -> None:
-    model, optimizer, schedule = build("Momentum", "float64")
-    taken = checkpoint.snapshot_of(model, optimizer, None, {"step": 0})
-    assert taken.optimizer == {}
-    path = checkpoint.save(tmp_path, taken, best=False, keep=1)
-    expected = train(model, optimizer, schedule, range(3))
-    fresh, optimizer, schedule = build("Momentum", "float64")
-    checkpoint.restore(checkpoint.load(path), fresh, optimizer, None)
-    assert train(fresh, optimizer, schedule, range(3)) == expected
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["Momentum", "AdamW"])
-def test_low_precision_parameters_with_master_weights(
-    tmp_path: Path, kind: str, dtype: str
-) -> None:
-    """Paddle has no CPU kernel for such a step, so the optimizer's tensors are made without one."""
-    import paddle
-
-    def make() -> tuple[Any, Any]:
-        model = paddle.nn.Linear(2, 3)
-        model.to(dtype=dtype)
-        optimizer = getattr(paddle.optimizer, kind)(
-            0.1, parameters=model.parameters(), multi_precision=True
-        )
-        return model, optimizer
-
-    def begin(model: Any, optimizer: Any) -> None:
-        block = paddle.base.framework.default_main_program().global_block()
-        optimizer._create_accumulators(block, model.parameters())
-
-    model, optimizer = make()
-    begin(model, optimizer)
-    for index, tensor in enumerate(
-        [*optimizer.state_dict()["master_weights"].values()]
-        + [v for k, v in optimizer.state_dict().items() if k != "master_weights"]
-    ):
-        tensor.set_value(np.full(tensor.shape, index + 1 / 3, np.float32))
-    taken = checkpoint.snapshot_of(model, optimizer, None, {"step": 1})
-    assert taken.model["weight"].dtype == {"bfloat16": np.uint16, "float16": np.float16}[dtype]
-    assert {"weight/master_weight", "bias/master_weight"} < taken.optimizer.keys()
-    path = checkpoint.save(tmp_path, taken, best=False, keep=1)
-
-    fresh, optimizer = make()
-    for _ in range(2):  # before the first step, and with tensors in use
-        checkpoint.restore(checkpoint.load(path), fresh, optimizer, None)
-        begin(fresh, optimizer)
-        restored = checkpoint.snapshot_of(fresh, optimizer, None, {"step": 1})
-        assert same(restored.model, taken.model)
-        assert same(restored.optimizer, taken.optimizer)
-        masters = optimizer.state_dict()["master_weights"]
-        assert {m.dtype for m in masters.values()} == {paddle.float32}
-
-
-def test_the_loss_scale_is_restored() -> None:
-    import paddle
-
-    model, optimizer, _ = build("Momentum")
-    scaler, other = (paddle.amp.GradScaler(init_loss_scaling=scale) for scale in (1024.0, 2.0))
-    fields = {
-        "enable": True,
-        "scale": paddle.to_tensor(np.array([2.0], np.float32)),
-        "incr_ratio": 2.0,
-        "decr_ratio": 0.5,
-        "incr_every_n_steps": 2000,
-        "decr_every_n_nan_or_inf": 1,
-        "incr_count": 0,
-        "decr_count": 0,
-        "use_dynamic_loss_scaling": True,
-    }
-    assert checkpoint.snapshot_of(model, optimizer, scaler, {}).state["loss_scaler"] == {}
-    # Paddle's scaler disables itself on CPU and then lacks the fields of its state.
-    for each in (scaler, other):
-        for name, value in fields.items():
-            setattr(each, f"_{name}", value)
-    scaler._scale = paddle.to_tensor(np.array([48.0], np.float32))
-    scaler._incr_count = 7
-    taken = checkpoint.snapshot_of(model, optimizer, scaler, {})
-    checkpoint.restore(taken, model, optimizer, other)
-    assert other.state_dict()["scale"].tolist() == [48.0]
-    assert other.state_dict()["incr_count"] == 7
-    assert checkpoint.snapshot_of(model, optimizer, other, {}).state == taken.state
-
-
-def test_another_optimizer_or_model_is_refused_before_anything_changes() -> None:
-    model, optimizer, schedule = build("Momentum")
-    train(model, optimizer, schedule, range(2))
-    taken = checkpoint.snapshot_of(model, optimizer, None, {})
-    fresh, adamw, _ = build("AdamW")
-    before = checkpoint.snapshot_of(fresh, adamw, None, {})
-    with pytest.raises(UserError, match="with the optimizer Momentum, this run uses AdamW") as bad:
-        checkpoint.restore(taken, fresh, adamw, None)
-    assert "optimizer=momentum" in bad.value.remedy
-    del taken.optimizer["4.bias/velocity"]
-    with pytest.raises(UserError, match=r"linear_\d+\.b_0_velocity_0: missing"):
-        checkpoint.restore(taken, model, optimizer, None)
-    taken.optimizer["9.bias/velocity"] = np.zeros(3, np.float32)
-    with pytest.raises(UserError, match=r"9\.bias/velocity: unknown to the model"):
-        checkpoint.restore(taken, model, optimizer, None)
-    del taken.model["4.bias"]
-    with pytest.raises(UserError, match=r"4\.bias: missing in the checkpoint"):
-        checkpoint.restore(taken, fresh, adamw, None)
-    assert same(checkpoint.snapshot_of(fresh, adamw, None, {}).model, before.model)
-
-
-def test_a_wrapped_model_has_the_same_names() -> None:
-    import paddle
-
-    model, optimizer, _ = build("Momentum")
-    parallel = paddle.DataParallel(model)
-    taken = checkpoint.snapshot_of(parallel, optimizer, None, {})
-    assert taken.model.keys() == model.state_dict().keys()
 
 
 def test_no_paddle_is_needed_to_read_a_checkpoint(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from benchmarks.curves import plot
 from benchmarks.runs import Job, Runner, Setting, flatten, random_layers, read_record, read_shares
 from recipes import checkpoint
 from recipes.config import UserError, from_hydra, register_schema
+from recipes.snapshot import Snapshot
 
 SETTINGS: dict[str, Any] = {
     **{"seed": 0, "sync_bn": True, "accumulate": 1, "optimizer.base_lr": 0.1, "model.name": "M"},
@@ -264,7 +265,7 @@ def left_behind(folder: Path, step: int = 2) -> Job:
     (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
     (run / "config.yaml").write_text("seed: 3\ntopology: {nodes: 1, devices: 2}\n")
     model = {"bn._mean": np.ones(2), "bn.weight": np.ones(2), "bn._variance": np.zeros(2)}
-    snapshot = checkpoint.Snapshot(model, {}, {"step": step})
+    snapshot = Snapshot(model, {}, {"step": step})
     checkpoint.save(run / "checkpoints", snapshot, best=False, keep=1)
     for rank in range(2):
         line = {"event": "samples", "epoch": 0, "step": 1, "indices": [[rank], [rank + 2]]}

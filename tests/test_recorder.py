@@ -19,10 +19,10 @@ from recipes.data import Plan
 from recipes.data.loader import Batch, train_loader
 from recipes.data.transfer import on_device
 from recipes.metering import Meter, Reading
+from recipes.position import Position
 from recipes.progress import NoDisplay
 from recipes.pulse import NoPulse
 from recipes.recorder import Recorder
-from recipes.saving import Position
 from recipes.topology import Place
 
 ROOT = Path(__file__).parent.parent

@@ -1,0 +1,82 @@
+"""``last`` and ``best``: links to a checkpoint beside them, or files that hold its name.
+
+Some file systems have no symbolic links (exFAT, and CIFS as it is often mounted). There a pointer
+is a file of one line. Whoever reads takes both, whatever wrote them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from recipes.config import UserError
+
+NAMES = ("last", "best")
+# What a file system without symbolic links says to one.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EACCES)
+_TARGET = re.compile(r"step-\d{8,20}", re.ASCII)
+_LONGEST = 64  # bytes of such a file
+
+
+def point(pointer: Path, target: str) -> None:
+    """Let a pointer lead to the folder `target` beside it, at once: readers see it or the old one.
+
+    A folder of that name, as copying a run leaves it where it follows links, stays under another.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    fresh = pointer.with_name(f".{pointer.name}.partial-{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    try:
+        fresh.symlink_to(target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with fresh.open("w", encoding="ascii") as stream:
+            stream.write(f"{target}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    if pointer.is_dir() and not pointer.is_symlink():
+        pointer.rename(free_name(pointer, "copy"))
+    fresh.replace(pointer)
+
+
+def follow(path: Path) -> Path:
+    """Where a path leads: through links and pointer files, to what is there.
+
+    Raises:
+        UserError: it leads to nothing, to itself, or cannot be followed.
+    """
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        if path.name not in NAMES or not real.is_file():
+            return real
+        target = Path(os.path.realpath(real.with_name(_target(real)), strict=True))
+    except FileNotFoundError:
+        raise UserError(f"checkpoint {path}: a link to nothing") from None
+    except OSError as error:
+        reason = "a link to itself" if error.errno == errno.ELOOP else error.strerror
+        raise UserError(f"checkpoint {path}: {reason}") from None
+    return target
+
+
+def free_name(path: Path, word: str) -> Path:
+    """A name beside `path` that is not taken: ``NAME.WORD-1`` and so on."""
+    number = 1
+    while os.path.lexists(path.with_name(f"{path.name}.{word}-{number}")):
+        number += 1
+    return path.with_name(f"{path.name}.{word}-{number}")
+
+
+def _target(file: Path) -> str:
+    with file.open("rb") as stream:
+        text = stream.read(_LONGEST).decode("ascii", "replace").removesuffix("\n")
+    if not _TARGET.fullmatch(text):
+        raise UserError(
+            f"checkpoint {file}: does not name a checkpoint beside it",
+            "give the folder of a checkpoint, or remove the file",
+        )
+    return text

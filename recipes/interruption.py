@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes import checkpoint
 from recipes.config import Config, UserError
+from recipes.manifest import MANIFEST
 from recipes.telemetry import RunFolder
 
 _NAMED_AGAIN = re.compile(r"\+*(resume|hydra\.run\.dir|restarts)=")
@@ -19,7 +19,7 @@ def last_saved(run_folder: RunFolder) -> int | None:
     steps = [
         int(path.name.removeprefix("step-"))
         for path in run_folder.checkpoints.glob("step-*")
-        if path.name.removeprefix("step-").isdecimal() and (path / checkpoint.MANIFEST).exists()
+        if path.name.removeprefix("step-").isdecimal() and (path / MANIFEST).exists()
     ]
     return max(steps, default=None)
 

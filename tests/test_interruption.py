@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipes import interruption
-from recipes.checkpoint import MANIFEST
 from recipes.config import Config
+from recipes.manifest import MANIFEST
 from recipes.telemetry import RunFolder
 
 

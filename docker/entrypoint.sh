@@ -7,7 +7,14 @@ set -eu
 
 case "${1:-}" in
     *.py | -[!-]*) exec python "$@" ;;
-    /* | ./*) exec "$@" ;;
-    *=* | "~"* | --*) exec python /workspace/train.py "$@" ;;
-    *) exec "$@" ;;
+    [!/.]*=* | "~"* | --*) exec python /workspace/train.py "$@" ;;
 esac
+
+# Other programs (visualdl) write to their home, which may be read-only or nobody's here. train.py
+# sees to that itself, and still knows the home that it was given (recipes/home.py).
+if [ ! -w "${HOME:-/}" ]; then
+    for folder in /tmp /dev/shm; do
+        if [ -w $folder ]; then export HOME=$folder; break; fi
+    done
+fi
+exec "$@"

@@ -126,9 +126,10 @@ def test_imports_that_the_recipes_need(containers: Containers) -> None:
     assert "all imported" in result.stdout, result.stderr
 
 
-def test_visualdl_server_answers(containers: Containers) -> None:
+@pytest.mark.parametrize("options", [(), ("--read-only", "--user", "54321:54322")])
+def test_visualdl_server_answers(containers: Containers, options: tuple[str, ...]) -> None:
     command = ("visualdl", "--logdir", "/tmp", "--language", "en", "--disable-telemetry")
-    name = containers.start(*command)
+    name = containers.start(*command, options=options)
     fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8040/app/index').status)"
     deadline = time.monotonic() + 60
     while (answer := docker("exec", name, "python", "-c", fetch)).stdout != "200\n":

@@ -52,7 +52,11 @@ def run_as_rank() -> int | None:
     try:
         place = place_from_environment(os.environ)
     except ValueError as error:
-        raise config.ConfigError(str(error)) from None
+        raise config.ConfigError(
+            str(error),
+            "unset the variables PADDLE_…, TRAINING_ROLE and POD_IP that another program has left, "
+            "or start through paddle.distributed.launch, which sets them all",
+        ) from None
     if place is None:
         return None
     from recipes import worker

@@ -23,14 +23,17 @@ from recipes import (
     claim,
     data,
     ending,
+    foresight,
     home,
     interruption,
+    launcher_environment,
     models,
     mounts,
     network,
     preflight,
     processes,
     pulse,
+    scheduler,
     telemetry,
     worker,
 )
@@ -71,6 +74,8 @@ def run(config: Config, folder: Path, watch: Watch) -> int:
     Raises:
         UserError: the run cannot start.
     """
+    scheduler.refuse_several_processes(config, os.environ)
+    foresight.check(config)
     identity = identify(config)
     telemetry.setup_logging(f"[node{identity.node}]")
     home.provide_folders()
@@ -99,7 +104,10 @@ def identify(config: Config) -> NodeIdentity:
     try:
         identity = find_node(config.topology.master, config.topology.node_rank, os.environ)
     except ValueError as error:
-        raise UserError(f"the environment's or topology.master's number is none: {error}") from None
+        raise UserError(
+            str(error),
+            "topology.node_rank=NUMBER and topology.master=HOST[:PORT] say it on the command line",
+        ) from None
     if identity is None:
         command = shlex.join(["python", *sys.argv])
         host = config.topology.master or socket.gethostname()
@@ -323,7 +331,8 @@ class Job:
             self._line.exchange("the data", True, self.config.deadlines.prepare)
             self._begun = True
             if self.config.shape.world_size == 1:
-                self._run_here()
+                with launcher_environment.cleared(os.environ):
+                    self._run_here()
             else:
                 self._run_ranks()
             self._line.exchange("end of the run", True, _ENDED_SECONDS)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import psutil
 
-from recipes.config import Config, UserError
+from recipes.config import Config, UserError, uses_gpu
+
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def own_address(host: str, port: int) -> str:
@@ -20,9 +22,10 @@ def own_address(host: str, port: int) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))  # sends nothing: it asks the kernel for the route
             return str(probe.getsockname()[0])
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"topology.master={host} does not resolve to an address: {error.strerror}",
+            f"topology.master={host} does not resolve to an address: {reason}",
             "give node 0's address, or a name that every machine can resolve",
         ) from None
     except OSError as error:
@@ -51,24 +54,50 @@ def environment(config: Config, address: str | None, present: Mapping[str, str])
         present: the environment as it is.
 
     Raises:
-        UserError: ``network.interface`` does not exist here.
+        UserError: ``network.interface``, or what one of the user's variables names, does not
+            exist here.
     """
     interface = config.network.interface
-    if interface is not None and interface not in psutil.net_if_addrs():
-        raise UserError(
-            f"network.interface={interface} does not exist on {socket.gethostname()}",
-            f"it has {', '.join(sorted(psutil.net_if_addrs()))}",
-        )
+    if interface is not None:
+        _check_interface("network.interface", interface)
+    elif present.get(_GLOO):
+        _check_interface(_GLOO, present[_GLOO])
+    if uses_gpu(config) and present.get(_NCCL):
+        _check_selection(_NCCL, present[_NCCL])
     if interface is None:
         interface = interface_of(address or "127.0.0.1")
     wanted = {}
     if interface is not None:
         # One node: gloo would else ask for the host's name, which need not resolve.
-        wanted["GLOO_SOCKET_IFNAME"] = interface
+        wanted[_GLOO] = interface
         if address is not None:
-            wanted["NCCL_SOCKET_IFNAME"] = interface
+            wanted[_NCCL] = interface
     if config.network.name == "ethernet":
         wanted["NCCL_IB_DISABLE"] = "1"
     elif config.network.name == "infiniband":
         wanted["NCCL_IB_DISABLE"] = "0"
     return {name: value for name, value in wanted.items() if name not in present}
+
+
+def _check_interface(key: str, name: str) -> None:
+    if name not in psutil.net_if_addrs():
+        raise _no_interface(key, name)
+
+
+def _check_selection(key: str, text: str) -> None:
+    """NCCL's: beginnings of names, after ``=`` whole names, after ``^`` those not to be taken."""
+    if text.startswith("^"):
+        return
+    exact, wanted = text.startswith("="), text.removeprefix("=").split(",")
+    names = [*psutil.net_if_addrs()]
+    if not any(
+        name == each if exact else name.startswith(each) for name in names for each in wanted
+    ):
+        raise _no_interface(key, text)
+
+
+def _no_interface(key: str, name: str) -> UserError:
+    return UserError(
+        f"{key}={name} does not exist on {socket.gethostname()}",
+        f"it has {', '.join(sorted(psutil.net_if_addrs()))}",
+    )

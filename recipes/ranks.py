@@ -22,6 +22,7 @@ from typing import IO, Self
 from recipes import processes, pulse, telemetry, worker
 from recipes.config import Config, Machine, dump, uses_gpu
 from recipes.ending import saving_seconds
+from recipes.launcher_environment import without_foreign
 from recipes.progress import RECORD, NoDisplay, StepDisplay, TerminalDisplay
 from recipes.pulse import Phase
 from recipes.rendezvous import Failure
@@ -37,11 +38,6 @@ _RATE_SECONDS = 0.2
 SUSPECT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
-# Variables by which `paddle.distributed.launch` would take other arguments than it is given.
-_LAUNCHER_VARIABLES = re.compile(
-    r"PADDLE_(MASTER|DEVICES|NNODES|RANK|TRAINER_ID|NPROC_PER_NODE|LOG_DIR|LOG_LEVEL|RUN_MODE|IPS|"
-    r"START_PORT|JOB_ID|TRAINERS_ENDPOINTS|ELASTIC_\w+)|POD_IP|MASTER_ADDR|MASTER_PORT"
-)
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _log = logging.getLogger(__name__)
 _prctl = ctypes.CDLL(None).prctl
@@ -290,11 +286,8 @@ class Ranks:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         telemetry.write_text(self._scratch / "config.yaml", dump(self._config))
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not _LAUNCHER_VARIABLES.fullmatch(name)
-        }
+        # The launcher would take other arguments than it is given, and ranks another job's places.
+        environment = without_foreign(os.environ)
         environment |= self._meeting.environment | {
             worker.RUN_VARIABLE: str(self._run_folder.path.resolve()),
             worker.REPORTS_VARIABLE: str(self._scratch),

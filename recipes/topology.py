@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recipes.launcher_environment import NEEDED, contradictions, of_parameter_servers
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -42,23 +44,19 @@ def place_from_environment(environment: Mapping[str, str]) -> Place | None:
     """Where `paddle.distributed.launch` put this process; None outside of a launch.
 
     Raises:
-        ValueError: a variable of the launcher is missing or not a number.
+        ValueError: the launcher's variables are not the complete, consistent set of one launch.
     """
-    if "PADDLE_TRAINER_ID" not in environment or "PADDLE_LOCAL_RANK" not in environment:
-        return None
-
-    def number(name: str) -> int:
-        try:
-            return int(environment[name])
-        except (KeyError, ValueError):
-            raise ValueError(
-                f"the environment variable {name} should be a number, and is "
-                f"{environment.get(name, 'missing')}: paddle.distributed.launch sets it, and "
-                "another program must not"
-            ) from None
-
-    rank, local_rank = number("PADDLE_TRAINER_ID"), number("PADDLE_LOCAL_RANK")
-    local_size, world_size = number("PADDLE_LOCAL_SIZE"), number("PADDLE_TRAINERS_NUM")
+    fault = of_parameter_servers(environment)
+    if fault is None:
+        if "PADDLE_TRAINER_ID" not in environment or "PADDLE_LOCAL_RANK" not in environment:
+            return None
+        fault = contradictions(environment)
+    if fault is not None:
+        raise ValueError(
+            f"the variables of paddle.distributed.launch in the environment are not those of one "
+            f"launch: {fault}"
+        )
+    rank, world_size, local_rank, local_size = (int(environment[name]) for name in NEEDED[:4])
     # Every node of a topology runs equally many processes, so the node follows from the rank.
     return Place(rank, world_size, local_rank, rank // local_size)
 
@@ -81,6 +79,7 @@ class NodeIdentity:
 # which they are asked: Paddle's launcher, torchrun, a Kubernetes indexed Job, Slurm.
 NODE_VARIABLES = ("PADDLE_RANK", "GROUP_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
 MASTER_VARIABLES = ("PADDLE_MASTER", "MASTER_ADDR")
+_LONGEST_HOST = 253  # characters of a name in the DNS
 SLURM_HOSTS_VARIABLES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 
 
@@ -97,24 +96,74 @@ def find_node(
         None where the number or node 0's place is not to be found.
 
     Raises:
-        ValueError: a variable or the port is not a number.
+        ValueError: a setting or variable is no number, host or port; the message names it.
     """
     if node_rank is None:
-        told = [environment[name] for name in NODE_VARIABLES if environment.get(name)]
-        node_rank = int(told[0]) if told else None
+        told = [name for name in NODE_VARIABLES if environment.get(name)]
+        node_rank = _node_number(told[0], environment[told[0]]) if told else None
+    where = "topology.master"
     if master is None:
-        told = [environment[name] for name in MASTER_VARIABLES if environment.get(name)]
-        hosts = [environment[name] for name in SLURM_HOSTS_VARIABLES if environment.get(name)]
-        master = told[0] if told else first_host(hosts[0]) if hosts else None
-        if master and ":" not in master and environment.get("MASTER_PORT"):
-            master = f"{master}:{environment['MASTER_PORT']}"
+        where, master = _told_master(environment)
     if master is None or node_rank is None:
         return None
-    host, _, port = master.partition(":")
-    return NodeIdentity(node_rank, host, int(port) if port else None)
+    host, port = split_master(where, master)
+    return NodeIdentity(node_rank, host, port)
+
+
+def _node_number(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise ValueError(f"{name}={text} is not the number of a node, which count from 0")
+    return int(text)
+
+
+def _told_master(environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """The variable that says where node 0 is, and what it says, with the port if there is one."""
+    names = [name for name in MASTER_VARIABLES if environment.get(name)]
+    lists = [name for name in SLURM_HOSTS_VARIABLES if environment.get(name)]
+    if not names and not lists:
+        return "", None
+    name = (names or lists)[0]
+    try:
+        master = environment[name] if names else first_host(environment[name])
+    except ValueError as error:
+        raise ValueError(f"{name}={environment[name]} {error}") from None
+    if ":" not in master and environment.get("MASTER_PORT"):
+        return f"{name} and MASTER_PORT", f"{master}:{environment['MASTER_PORT']}"
+    return name, master
+
+
+def split_master(where: str, master: str) -> tuple[str, int | None]:
+    """HOST or HOST:PORT as its two parts.
+
+    Args:
+        where: the setting or variable that says it, for the message.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    host, colon, text = master.partition(":")
+    try:
+        encoded = host.rstrip(".").encode("idna")
+        usable = 0 < len(encoded) <= _LONGEST_HOST and not re.search(rb"[\s/\\@\[\]?#]", encoded)
+    except UnicodeError:  # a part between dots that is empty, or too long
+        usable = False
+    if not usable:
+        raise ValueError(f"{where}={master} names no host: write HOST or HOST:PORT")
+    if not colon:
+        return host, None
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 0 < int(text) < 2**16:
+        raise ValueError(f"{where}={master} has no port from 1 to 65535: write HOST or HOST:PORT")
+    return host, int(text)
 
 
 def first_host(hosts: str) -> str:
-    """The first host of a Slurm list such as ``gpu[07-09,12],login``: ``gpu07``."""
-    entry = re.findall(r"(?:\[[^]]*\]|[^,\[])+", hosts)[0]  # a comma in brackets does not end it
-    return re.sub(r"\[(\d+)[^]]*\]", r"\1", entry)
+    """The first host of a Slurm list such as ``gpu[07-09,12],login``: ``gpu07``.
+
+    Raises:
+        ValueError: it names none.
+    """
+    # A comma in brackets does not end an entry.
+    entry = re.match(r"(?:\[\d[^]\[]*\]|[^,\[\]])+(?=,|$)", hosts)
+    if entry is None:
+        raise ValueError("is not a list of hosts as Slurm writes it")
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", entry[0])

@@ -21,6 +21,7 @@ from recipes import affinity, claim, home, processes, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose, dump, load
 from recipes.cores import usable_cores
+from recipes.launcher_environment import keep_own
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
 from recipes.pulse import NoPulse, Phase, Pulse, SharedPulse
 from recipes.topology import Place, threads_per_rank
@@ -46,7 +47,13 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
         refuse_used(config, telemetry.RunFolder(path))
         return config, path
     # Not the run folder's copy: nodes may share that folder and differ in where their data is.
-    return load(Path(os.environ[REPORTS_VARIABLE]) / "config.yaml"), Path(folder)
+    given = Path(os.environ.get(REPORTS_VARIABLE, "")) / "config.yaml"
+    if REPORTS_VARIABLE not in os.environ or not given.is_file():
+        raise UserError(
+            f"{RUN_VARIABLE}={folder} and {REPORTS_VARIABLE} are of a run that has ended",
+            f"unset {RUN_VARIABLE} {REPORTS_VARIABLE}: a parent sets them for its own ranks",
+        )
+    return load(given), Path(folder)
 
 
 def refuse_used(config: Config, run: telemetry.RunFolder) -> None:
@@ -82,6 +89,7 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
         UserError: under the bare launcher, the run folder is another run's.
     """
     die_with_parent()
+    keep_own(os.environ)
     with _as_rank_of(folder, place):
         return _run_rank(config, folder, place)
 

@@ -109,3 +109,34 @@ def test_an_unknown_interface_is_refused_with_those_there_are() -> None:
         network.environment(config(interface="eth9"), "10.0.0.7", {})
     assert f"network.interface=eth9 does not exist on {socket.gethostname()}" in str(caught.value)
     assert caught.value.remedy == "it has eth0, ib0, lo"
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_a_variable_that_names_no_interface_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError) as caught:
+        network.environment(config(), None, {"GLOO_SOCKET_IFNAME": "eth9"})
+    assert f"GLOO_SOCKET_IFNAME=eth9 does not exist on {socket.gethostname()}" in str(caught.value)
+    assert caught.value.remedy == "it has eth0, ib0, lo"
+    assert network.environment(config(), None, {"GLOO_SOCKET_IFNAME": "ib0"}) == {}
+
+
+@pytest.mark.usefixtures("two_cards")
+@pytest.mark.parametrize(
+    ("text", "exists"),
+    [
+        *(("eth", True), ("=eth", False), ("=eth0", True), ("wlan,ib", True), ("eno", False)),
+        ("^docker", True),
+    ],
+)
+def test_nccls_selection_has_to_find_an_interface(
+    text: str, exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "uses_gpu", lambda _: True)
+    present = {"NCCL_SOCKET_IFNAME": text}
+    if exists:
+        network.environment(config(), "10.0.0.7", present)
+    else:
+        with pytest.raises(UserError, match="NCCL_SOCKET_IFNAME"):
+            network.environment(config(), "10.0.0.7", present)
+    monkeypatch.setattr(network, "uses_gpu", lambda _: False)
+    network.environment(config(), "10.0.0.7", present)  # on CPU nobody reads it

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_launcher_environment import launched
 
 from recipes.topology import Place, Topology, place_from_environment, threads_per_rank
 
@@ -30,14 +31,7 @@ def test_every_place_is_found_from_what_the_launcher_sets(
     node = data.draw(st.integers(0, nodes - 1))
     local_rank = data.draw(st.integers(0, devices - 1))
     rank = node * devices + local_rank
-    place = place_from_environment(
-        {
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": str(nodes * devices),
-            "PADDLE_LOCAL_RANK": str(local_rank),
-            "PADDLE_LOCAL_SIZE": str(devices),
-        }
-    )
+    place = place_from_environment(launched(nodes, devices, rank))
     assert place == Place(rank, nodes * devices, local_rank, node)
     assert place.tag == f"[node{node} rank{rank}]"
 
@@ -50,13 +44,8 @@ def test_outside_of_a_launch_there_is_no_place(variables: dict[str, str]) -> Non
 
 
 def test_what_is_not_a_number_is_an_error() -> None:
-    variables = {
-        "PADDLE_TRAINER_ID": "first",
-        "PADDLE_TRAINERS_NUM": "2",
-        "PADDLE_LOCAL_RANK": "0",
-    }
-    with pytest.raises(ValueError, match="first"):
-        place_from_environment(variables)
+    with pytest.raises(ValueError, match="PADDLE_TRAINER_ID=first should be a number"):
+        place_from_environment(launched(1, 2, 0) | {"PADDLE_TRAINER_ID": "first"})
 
 
 @given(cores=st.integers(1, 512), devices=SMALL)

@@ -44,13 +44,21 @@ def build(config: DatasetConfig, split: str, seed: int) -> ImageDataset:
     if split not in SPLITS:
         raise ValueError(f"split={split} is not one of {', '.join(SPLITS)}")
     dataset = _build(config, split, seed)
-    if config.num_classes is not None and config.num_classes != dataset.num_classes:
+    check_classes(config, dataset.num_classes)
+    return dataset
+
+
+def check_classes(config: DatasetConfig, found: int) -> None:
+    """Compare what is configured with how many classes the dataset has.
+
+    Raises:
+        UserError: dataset.num_classes says another number.
+    """
+    if config.num_classes not in (None, found):
         raise UserError(
-            f"dataset.num_classes={config.num_classes}, but {config.name} has "
-            f"{dataset.num_classes} classes",
+            f"dataset.num_classes={config.num_classes}, but {config.name} has {found} classes",
             "set dataset.num_classes=null, and model.num_classes for a wider classifier",
         )
-    return dataset
 
 
 def _build(config: DatasetConfig, split: str, seed: int) -> ImageDataset:

@@ -20,6 +20,7 @@ import psutil
 
 from recipes import network, telemetry
 from recipes.config import Config, DatasetConfig, Machine, UserError, uses_gpu
+from recipes.launcher_environment import without_foreign
 
 # A node's facts as they travel between the nodes: JSON-able, see `gather`.
 Facts = dict[str, Any]
@@ -329,7 +330,7 @@ class _BuildProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "recipes.preflight", json.dumps(asked)],
             cwd=_ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**without_foreign(os.environ), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -69,12 +70,58 @@ def test_half_of_it_is_not_enough(name: str) -> None:
     assert find_node(None, None, {name: "1"} if name else {}) is None
 
 
-@pytest.mark.parametrize("environment", [{"PADDLE_RANK": "one"}, {"SLURM_NODEID": "x"}])
-def test_what_is_no_number_is_an_error(environment: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        find_node("host", None, environment)
-    with pytest.raises(ValueError, match="invalid literal"):
-        find_node("host:port", 0, {})
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PADDLE_RANK": "one"}, "PADDLE_RANK=one is not the number of a node"),
+        ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not the number of a node"),
+        ({"SLURM_NODEID": "-1"}, "SLURM_NODEID=-1 is not the number of a node"),
+        ({"SLURM_JOB_NODELIST": "["}, "SLURM_JOB_NODELIST=[ is not a list of hosts"),
+        ({"SLURM_STEP_NODELIST": ","}, "SLURM_STEP_NODELIST=, is not a list of hosts"),
+        ({"SLURM_JOB_NODELIST": "gpu[7-"}, "SLURM_JOB_NODELIST=gpu[7- is not a list of hosts"),
+        ({"PADDLE_MASTER": ":5"}, "PADDLE_MASTER=:5 names no host"),
+        ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR=a..b names no host"),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "x"}, "MASTER_ADDR and MASTER_PORT=a:x has no port"),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "-1"}, "=a:-1 has no port from 1 to 65535"),
+    ],
+)
+def test_a_variable_that_tells_nothing_is_named(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        find_node(None, None, {"SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "a"} | environment)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        *("host:-1", "host:0", "host:99999999", "host:port", "host:", "host:1:2", "host: 5"),
+        *("", ":6170", "a..b", ".a", f"{'a' * 64}.org", ".".join(["a" * 60] * 5), "a b", "::1"),
+        *("http://host", "[host]", "user@host", f"host:{'1' * 5000}"),
+    ],
+)
+def test_a_master_that_is_none_is_named(master: str) -> None:
+    with pytest.raises(ValueError, match=r"topology\.master=.* write HOST or HOST:PORT"):
+        find_node(master, 0, {})
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[a-z.-]{0,9}:?[0-9-]{0,7}", fullmatch=True))
+def test_any_text_is_a_master_or_is_refused(text: str) -> None:
+    try:
+        found = find_node(text, 0, {})
+    except ValueError:  # its words are those of the test above
+        return
+    assert found is not None
+    assert found.port is None or 0 < found.port < 65536
+    found.master.encode("idna")  # as the resolver would
+
+
+@given(st.text(st.sampled_from("ab1,[]-()x "), max_size=12))
+def test_any_text_is_a_list_of_hosts_or_is_refused(text: str) -> None:
+    try:
+        host = first_host(text)
+    except ValueError:
+        return
+    assert host
+    assert not set(host) & set("[],")
 
 
 def _fold(prefix: str, numbers: list[int], width: int) -> str:

@@ -218,3 +218,30 @@ def test_a_job_without_a_command_says_how_to_give_one(tmp_path: Path, slurm: Slu
     slurm.submit(log)
     slurm.wait_for_jobs(30)
     assert "slurm: what is to be run? sbatch docker/slurm.sbatch train.py" in log.read_text()
+
+
+def test_two_tasks_on_a_node_are_refused_before_they_train(tmp_path: Path, slurm: Slurm) -> None:
+    """As `srun` starts them, and as a batch script's own process and one task are not."""
+    # Refused a little later, where it gets so far.
+    command = [sys.executable, "train.py", "topology=1x2", "model.name=Nonsense"]
+    ended = subprocess.run(
+        ["srun", "-N1", "--ntasks-per-node=2", "--overcommit", *command],
+        env=slurm.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("SLURM_STEP_TASKS_PER_NODE=2 says that this is one of 2") == 2
+    assert ended.stderr.count("remedy: srun --ntasks-per-node=1") == 2
+    log, script = tmp_path / "log", tmp_path / "script"
+    words = " ".join(command)
+    script.write_text(f"#!/bin/sh\ncd {ROOT}\n{words}\nsrun -N1 -n1 {words}\n")
+    slurm.run(
+        *("sbatch", "--parsable", f"--output={log}", "-N2", "--ntasks=8", "--overcommit"),
+        str(script),
+    )
+    slurm.wait_for_jobs(60)
+    assert log.read_text().count("error: model.name=Nonsense is not one of") == 2
+    assert "SLURM_" not in log.read_text()

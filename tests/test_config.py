@@ -732,6 +732,9 @@ print(json.dumps({"status": status, "seconds": used.ru_utime + used.ru_stime, "h
         ("task=evaluate", "error: task=evaluate needs a checkpoint"),
         ("topology=foo", "error: topology=foo is not one of"),
         ("batch_size=1", "error: global_batch_size=1 leaves 1 images"),
+        ("model.name=Nonsense topology=1x2", "error: model.name=Nonsense is not one of"),
+        ("model.num_classes=4", "error: model.num_classes=4, but digits has 10 classes"),
+        ("batch_size=2000", "error: the training set has 1437 images, fewer than the 2000"),
         ("--multirun epochs=0 seed=1,-2", "seed=-2 must be"),
     ],
 )

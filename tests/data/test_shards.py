@@ -22,6 +22,7 @@ from recipes.data import build, prepare
 from recipes.data.base import ImageDataset
 from recipes.data.conversion import Conversion
 from recipes.data.decoding_threads import DecodingThreads
+from recipes.data.known import Known, known
 from recipes.data.photographs import PhotoDataset
 from recipes.data.preparation import Preparation, prepare_shards
 from recipes.data.prepared import ShardDataset
@@ -315,3 +316,10 @@ def test_a_description_survives_being_written_and_read(copy: Path) -> None:
     odd = replace(manifest, classes=["ü漢", "\udcff\n"])
     (copy / "dataset.json").write_bytes(odd.encode())
     assert replace(read_manifest(copy), checksum="") == replace(odd, checksum="")
+
+
+def test_a_prepared_dataset_is_known_before_it_is_read(made: Path) -> None:
+    dataset = opened(made)
+    assert known(config(made)) == Known("imagenet", dataset.num_classes, len(dataset))
+    for path in (made.parent / "images", made.parent / "none"):
+        assert known(config(path)) is None  # the ranks look through folders

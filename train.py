@@ -27,7 +27,7 @@ try:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from recipes import command_line, config, launch
+    from recipes import command_line, config, earlier_run, launch
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
 except ModuleNotFoundError:
@@ -76,9 +76,13 @@ def run_as_parent() -> int:
                 "hydra.run.dir is empty, or this very folder", "hydra.run.dir=outputs/NAME"
             )
         statuses.append(1)  # until it is known
-        statuses[-1] = (
-            in_one_message(lambda: launch.run(config.from_hydra(composed), folder, WATCH)) or 0
-        )
+        settings = HydraConfig.get().overrides.task
+
+        def run_task() -> int:
+            whole = earlier_run.with_its_settings(composed, settings, folder, CONF)
+            return launch.run(config.from_hydra(whole), folder, WATCH)
+
+        statuses[-1] = in_one_message(run_task) or 0
         remove_if_empty(folder)
         if WATCH.asked is not None:
             sys.exit(statuses[-1])  # no further run of a --multirun

@@ -34,6 +34,7 @@ from datetime import datetime
 from pathlib import Path
 
 from recipes.config import UserError
+from recipes.reading import one_line
 from recipes.writable import cannot_write
 
 FILE = ".claim"
@@ -314,10 +315,7 @@ def _read_holder(descriptor: int) -> Holder:
 def _parse(content: bytes) -> Holder:
     try:
         told = json.loads(content)
-        host, since = (str(told[key])[:255] for key in ("host", "since"))
-        if not (host + since).isprintable():  # it goes to a terminal
-            raise ValueError(host)
-        return Holder(host, int(told["pid"]), since)
+        return Holder(one_line(told["host"]), int(told["pid"]), one_line(told["since"], 25))
     except (ValueError, TypeError, KeyError, RecursionError):
         return Holder("a host that is not known", 0, "just now")
 

@@ -328,10 +328,16 @@ def from_hydra(composed: DictConfig, machine: Machine | None = None) -> Config:
 
 
 def compose(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
+    """As `compose_unchecked`, and checked."""
+    composed, folder = compose_unchecked(conf, overrides)
+    return from_hydra(composed), folder
+
+
+def compose_unchecked(conf: Path, overrides: list[str]) -> tuple[DictConfig, Path]:
     """Compose without `hydra.main`, for a rank: nothing is made on disk.
 
     Returns:
-        The checked configuration and the run folder it names.
+        What `from_hydra` takes, and the run folder that it names.
 
     Raises:
         ConfigError, HydraException, OmegaConfBaseException: what `explain` explains.
@@ -346,7 +352,7 @@ def compose(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
     folder = Path(composed.hydra.run.dir)
     with open_dict(composed):
         del composed["hydra"]
-    return from_hydra(composed), folder
+    return composed, folder
 
 
 def not_composed(error: Exception, overrides: list[str]) -> ConfigError:

@@ -501,7 +501,7 @@ class Job:
         if not self._claimed:
             try:
                 self._claim()
-            except UserError:
+            except claim.Claimed:
                 return
         final, best = telemetry.scores_so_far(self.run_folder)
         telemetry.Result.untrained(

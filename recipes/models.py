@@ -86,7 +86,7 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
         UserError: pretrained weights that cannot be read or do not fit.
     """
     check(config, image_size)
-    stem = _stem(config, image_size)
+    stem = chosen_stem(config, image_size)
     weights = fetch_pretrained(config)
     with _float32():
         model = _construct(config, num_classes, stem)
@@ -107,7 +107,7 @@ def check(config: ModelConfig, image_size: int) -> None:
     """
     _check_name(config.name)
     _check_arguments(config)
-    _stem(config, image_size)
+    chosen_stem(config, image_size)
 
 
 def num_classes(config: Config, dataset: HasClasses) -> int:
@@ -202,7 +202,12 @@ def _check_arguments(config: ModelConfig) -> None:
             )
 
 
-def _stem(config: ModelConfig, image_size: int) -> str:
+def chosen_stem(config: ModelConfig, image_size: int) -> str:
+    """The stem of a backbone, imagenet or cifar, for images of a size.
+
+    Raises:
+        ConfigError: it has no such stem.
+    """
     has_cifar = backbones.modules()[config.name] == RESNET_MODULE
     if config.stem == "cifar" and not has_cifar:
         able = [name for name, module in backbones.modules().items() if module == RESNET_MODULE]

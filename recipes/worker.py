@@ -17,9 +17,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, home, processes, telemetry
+from recipes import affinity, claim, earlier_run, home, processes, telemetry
 from recipes.command_line import settings_only
-from recipes.config import Config, UserError, compose, dump, load
+from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
 from recipes.cores import usable_cores
 from recipes.launcher_environment import keep_own
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
@@ -43,7 +43,9 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
     folder = os.environ.get(RUN_VARIABLE)
     if folder is None:
         # No rank writes before all have joined the job, so each finds the folder as it was.
-        config, path = compose(conf, settings_only(overrides))
+        settings = settings_only(overrides)
+        composed, path = compose_unchecked(conf, settings)
+        config = from_hydra(earlier_run.with_its_settings(composed, settings, path, conf))
         refuse_used(config, telemetry.RunFolder(path))
         return config, path
     # Not the run folder's copy: nodes may share that folder and differ in where their data is.

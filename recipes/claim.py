@@ -34,7 +34,7 @@ from datetime import datetime
 from pathlib import Path
 
 from recipes.config import UserError
-from recipes.reading import one_line
+from recipes.printable import printable
 from recipes.writable import cannot_write
 
 FILE = ".claim"
@@ -315,7 +315,7 @@ def _read_holder(descriptor: int) -> Holder:
 def _parse(content: bytes) -> Holder:
     try:
         told = json.loads(content)
-        return Holder(one_line(told["host"]), int(told["pid"]), one_line(told["since"], 25))
+        return Holder(printable(told["host"]), int(told["pid"]), printable(told["since"], 25))
     except (ValueError, TypeError, KeyError, RecursionError):
         return Holder("a host that is not known", 0, "just now")
 

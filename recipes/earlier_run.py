@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes import backbones, models, reading
 from recipes.config import ModelConfig, UserError, explain
+from recipes.printable import printable
 from recipes.telemetry import RunFolder
 
 # What scores depend on, but for the machine's part.
@@ -63,7 +64,7 @@ def with_its_settings(
         try:
             OmegaConf.update(result, key, value, force_add=key.startswith("model.arguments."))
         except OmegaConfBaseException as error:
-            raise UserError(f"{file}: {reading.one_line(explain(error))}", _REMEDY) from None
+            raise UserError(f"{file}: {printable(explain(error), 200)}", _REMEDY) from None
     return result
 
 

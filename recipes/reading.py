@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from recipes.config import UserError
+from recipes.printable import printable
 
 MOST_BYTES = 4 * 2**20  # of one document
 MOST_YAML_BYTES = 2**18
@@ -45,7 +46,7 @@ def json_of(path: Path) -> Any:
     try:
         return json.loads(bytes_of(path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file: {one_line(error)}", RESTORE) from None
+        raise UserError(f"{path}: not a JSON file: {printable(error, 200)}", RESTORE) from None
 
 
 def yaml_of(path: Path) -> Any:
@@ -61,10 +62,4 @@ def yaml_of(path: Path) -> Any:
             raise UserError(f"{path}: refers to parts of itself, which none that is written does")
         return yaml.load(content, loader)
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        raise UserError(f"{path}: not a YAML file: {one_line(error)}", RESTORE) from None
-
-
-def one_line(text: object, most: int = 200) -> str:
-    """Text of others as a message may show it: cut, and without what a terminal would obey."""
-    plain = " ".join(str(text)[: 10 * most].split())
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in plain)[:most]
+        raise UserError(f"{path}: not a YAML file: {printable(error, 200)}", RESTORE) from None

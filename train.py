@@ -27,7 +27,7 @@ try:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from recipes import command_line, config, earlier_run, launch
+    from recipes import bounds, command_line, config, earlier_run, launch
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
 except ModuleNotFoundError:
@@ -71,6 +71,9 @@ def run_as_parent() -> int:
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)
+        for problem in bounds.text_problems("hydra.run.dir", str(folder)):
+            remove_if_empty(folder)
+            raise config.ConfigError(problem, "hydra.run.dir=outputs/NAME")
         if folder.resolve() == Path.cwd():
             raise config.ConfigError(
                 "hydra.run.dir is empty, or this very folder", "hydra.run.dir=outputs/NAME"

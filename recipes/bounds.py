@@ -104,7 +104,10 @@ def problems(config: Config) -> Iterator[str]:
         if not 0 <= _value(config, key) < 1:
             yield f"{key}={short(_value(config, key))} must be in [0, 1)"
     for key, text in texts(config):
-        yield from _text(key, text)
+        yield from text_problems(key, text)
+    sha256 = config.model.pretrained_sha256
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        yield f"model.pretrained_sha256={short(sha256)} must be 64 hexadecimal digits"
 
 
 def texts(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -134,7 +137,8 @@ def _positive(key: str, number: float, most: float) -> Iterator[str]:
         yield f"{key}={short(number)} must be at most {most:,}"
 
 
-def _text(key: str, text: str) -> Iterator[str]:
+def text_problems(key: str, text: str) -> Iterator[str]:
+    """What is wrong with the text of a key, in one line."""
     if _NOT_TEXT.search(text):
         yield f"{short(key)}={short(text)} has characters that are no text: controls, or not UTF-8"
     elif len(text) > LONGEST_TEXT:

@@ -312,7 +312,7 @@ def existing(name: str) -> Path:
     """The path that names a checkpoint or a folder that holds some, as it is given.
 
     Raises:
-        UserError: it does not exist, leads nowhere, or is one file of a checkpoint.
+        UserError: it does not exist, leads nowhere, is one file of a checkpoint, or holds none.
     """
     path = Path(name)
     try:
@@ -329,7 +329,29 @@ def existing(name: str) -> Path:
         raise UserError(
             f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
         )
+    try:
+        if not _may_hold_some(real):
+            raise _holds_none(path)
+    except OSError as error:
+        raise UserError(f"checkpoint {path}: cannot be read: {error.strerror}") from None
     return path
+
+
+def _may_hold_some(path: Path) -> bool:
+    """Whether a path looks like a checkpoint, or like a folder of some; nothing is read of them."""
+    if not path.is_dir():
+        return False
+    if (path / MANIFEST).exists() or _FINAL.fullmatch(path.name):
+        return True
+    holder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    return any(_FINAL.fullmatch(each.name) for each in holder.iterdir())
+
+
+def _holds_none(path: Path) -> UserError:
+    return UserError(
+        f"checkpoint {path}: not a checkpoint (no {MANIFEST}), and no complete checkpoint is in it",
+        _nearby(path),
+    )
 
 
 def resolve(
@@ -356,11 +378,7 @@ def resolve(
     except OSError as error:
         raise UserError(f"checkpoint {path}: cannot be read: {error.strerror}") from None
     if found is None:
-        raise UserError(
-            f"checkpoint {path}: not a checkpoint (no {MANIFEST}), and no complete checkpoint "
-            "is in it",
-            _nearby(path),
-        )
+        raise _holds_none(path)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -30,8 +31,9 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 def _existing(path: Path) -> Path:
     """The nearest folder of a path that exists."""
     for each in (path, *path.absolute().parents):
-        if each.is_dir():
-            return each
+        with contextlib.suppress(OSError):  # a name too long, a folder that may not be searched
+            if each.is_dir():
+                return each
     return Path("/")
 
 
@@ -47,6 +49,8 @@ def _remedy(folder: Path, error: OSError, owner: int | None) -> str:
         return _writable_mount(folder)
     if error.errno in (errno.EACCES, errno.EPERM) and owner is not None:
         return _right_owner(folder, owner)
+    if error.errno == errno.ENAMETOOLONG:
+        return ELSEWHERE
     return f"make room or make the folder writable, or {ELSEWHERE}"
 
 

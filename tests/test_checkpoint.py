@@ -636,3 +636,13 @@ def test_no_paddle_is_needed_to_read_a_checkpoint(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("name", ["/", "empty", "full", "empty/..", "file"])
+def test_a_path_that_holds_no_checkpoint_is_told_without_reading(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "full" / "checkpoints" / "other").mkdir(parents=True)
+    with pytest.raises(UserError, match="not a checkpoint") as caught:
+        checkpoint.existing(str(tmp_path / name))
+    assert caught.value.remedy

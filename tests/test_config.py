@@ -389,6 +389,7 @@ def test_no_number_may_be_infinite_or_none_at_all(key: str) -> None:
     ("override", "message"),
     [
         (f"seed={2**63}", "must be at most 9,223,372,036,854,775,807"),
+        ("model.pretrained_sha256=xyz", "model.pretrained_sha256=xyz must be 64 hexadecimal"),
         ("schedule.final_lr_factor=1.5", "schedule.final_lr_factor=1.5 must be in [0, 1]"),
         ("schedule.milestones=[0,1]", "schedule.milestones[0]=0.0 must be"),
         ("schedule.milestones=[1,nan]", "schedule.milestones[1]=nan must be"),
@@ -780,6 +781,25 @@ def test_changes_name_what_differs() -> None:
         "new: not set -> None",
         "optimizer.fused: False -> not set",
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("a" * 300, "File name too long"), ("'a\x1bb'", "hydra.run.dir=")],
+)
+def test_a_run_folder_that_cannot_be_is_named(tmp_path: Path, folder: str, message: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={folder}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert message in ended.stderr
+    assert "remedy: " in ended.stderr
+    assert "\x1b" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["", "."])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from recipes.mountinfo import mounts
 from recipes.topology import threads_per_rank
 
 _PROCESS = Path("/proc/self")
@@ -80,17 +81,12 @@ class _Mount(NamedTuple):
 
 def _mounts(process: Path) -> Iterator[_Mount]:
     groups = dict(_groups(process))
-    for line in _lines(process / "mountinfo"):  # proc(5)
-        place, separator, kind = line.partition(" - ")
-        if not separator or len(place.split()) < 5 or len(kind.split()) < 3:
-            continue
-        root, point = (_unescaped(text) for text in place.split()[3:5])
-        system, options = kind.split()[0], kind.split()[2].split(",")
-        version = {"cgroup2": 2, "cgroup": 1}.get(system)
-        if version == 1 and "cpu" not in options:
+    for mount in mounts(process / "mountinfo"):
+        version = {"cgroup2": 2, "cgroup": 1}.get(mount.kind)
+        if version == 1 and "cpu" not in mount.super_options:
             continue
         if version is not None and version in groups:
-            yield _Mount(version, Path(point), PurePosixPath(root), groups[version])
+            yield _Mount(version, mount.point, PurePosixPath(mount.root), groups[version])
 
 
 def _groups(process: Path) -> Iterator[tuple[int, PurePosixPath]]:
@@ -122,10 +118,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
-
-
-def _unescaped(text: str) -> str:
-    """A path of mountinfo, which has spaces and the like as ``\\040``."""
-    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(octal, character)
-    return text

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.config import Config
+from recipes.mountinfo import Mount, mounts
 
 MOUNTS_FILE = Path("/proc/self/mountinfo")
 IMAGE_FILE = Path("/etc/fleet-recipes/image.json")  # is there in the image alone
@@ -18,21 +17,6 @@ IN_MEMORY = ("tmpfs", "ramfs")
 POD_FOLDER = "kubernetes.io~empty-dir"  # a volume of Kubernetes' that goes with its pod
 
 
-@dataclass(frozen=True)
-class Mount:
-    """A line of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)).
-
-    Attributes:
-        root: the folder of the file system that is mounted.
-        kind: of the file system, such as ``ext4``.
-    """
-
-    point: Path
-    root: str
-    kind: str
-    read_only: bool
-
-
 def in_image() -> bool:
     """Whether this process runs in a container of the project's image."""
     return IMAGE_FILE.exists()
@@ -40,26 +24,13 @@ def in_image() -> bool:
 
 def mount_of(path: Path, mounts_file: Path | None = None) -> Mount | None:
     """The mount that holds a path, which need not exist; None where the system does not tell."""
-    try:
-        lines = (mounts_file or MOUNTS_FILE).read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return None
     whole = path.resolve()
-    holding = [mount for mount in map(_parse, lines) if whole.is_relative_to(mount.point)]
+    known = mounts(mounts_file or MOUNTS_FILE)
+    holding = [mount for mount in known if whole.is_relative_to(mount.point)]
     # Of two on one point the later hides the earlier.
     return max(
         enumerate(holding), key=lambda each: (len(each[1].point.parts), each[0]), default=(0, None)
     )[1]
-
-
-def _parse(line: str) -> Mount:
-    fields, _, rest = line.partition(" - ")
-    root, point, options = fields.split(" ")[3:6]
-    unescaped = (
-        re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), each) for each in (root, point)
-    )
-    root, point = unescaped
-    return Mount(Path(point), root, rest.split(" ")[0], "ro" in options.split(","))
 
 
 def is_lost_with_the_container(path: Path, mounts_file: Path | None = None) -> bool:

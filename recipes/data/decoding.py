@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -30,7 +32,8 @@ def read_file(path: str) -> bytes:
     """An image file's content.
 
     Raises:
-        UnreadableImage: it is missing, empty or cannot be read, naming the path and the reason.
+        UnreadableImage: it is missing, empty, no file or cannot be read, naming the path and the
+            reason.
     """
     try:
         content = _content(path)
@@ -46,15 +49,48 @@ def _content(path: str) -> bytes:
 
     At each of them threads hand over Python's lock, which is what holds many of them back.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = _opened(path)
     try:
-        size = os.fstat(file).st_size
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableImage(f"{path}: it is {_kind(status.st_mode)}, not a file")
+        size = status.st_size
         content = os.read(file, size)
         while len(content) < size and (more := os.read(file, size - len(content))):
             content += more  # a call reads 2 GB at most
     finally:
         os.close(file)
     return content
+
+
+def _opened(path: str) -> int:
+    """A file, or what else is there, without waiting for who writes to a FIFO."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:  # another program holds a lease on it (fcntl(2)), and is told
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def what_is_at(path: Path) -> str:
+    """What a path leads to, in words."""
+    try:
+        return _kind(path.stat().st_mode)
+    except OSError as error:
+        return f"nothing that can be looked at ({error.strerror})"
+
+
+def _kind(mode: int) -> str:
+    for holds, words in (
+        (stat.S_ISREG, "a file"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if holds(mode):
+            return words
+    return "something else"
 
 
 def read_image(path: str) -> Image:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from recipes.config import DatasetConfig, UserError
 from recipes.data import build, prepare
 from recipes.data.augmentation import CROP_UNIFORMS, Image, central_crop, random_resized_crop
-from recipes.data.decoding import UnreadableImage, read_image
+from recipes.data.decoding import UnreadableImage, read_file, read_image
 from recipes.data.imagenet import FileNames, list_images
 from recipes.data.randomness import sample_rng
 
@@ -316,18 +318,73 @@ def test_a_loop_of_folders_is_named(tmp_path: Path) -> None:
     root = class_folders(tmp_path)
     (root / "train/cat/again").symlink_to(root / "train/cat")
     with pytest.raises(
-        UserError, match=r"train/cat/again: a link to a folder that it is in"
+        UserError, match=r"train/cat/again: leads to a folder that its class has"
     ) as error:
         build(config(root), "train", 0)
     assert "remove" in error.value.remedy
 
 
-def test_a_folder_that_is_named_like_an_image_is_named(tmp_path: Path) -> None:
+def test_links_that_lead_to_each_other_are_named(tmp_path: Path) -> None:
     root = class_folders(tmp_path)
-    (root / "train/cat/00.jpg").mkdir()
-    dataset = build(config(root), "train", 0)
-    with pytest.raises(UserError, match=r"train/cat/00\.jpg: cannot be read: Is a directory"):
-        [dataset[0, index] for index in range(len(dataset))]
+    for folder, other in (("cat", "dog"), ("dog", "cat")):
+        for number in range(3):
+            (root / f"train/{folder}/to-{other}-{number}").symlink_to(root / "train" / other)
+    with pytest.raises(UserError, match=r"leads to a folder that its class has") as error:
+        build(config(root), "train", 0)
+    assert "remove" in error.value.remedy
+
+
+@pytest.mark.parametrize("place", ["train/cat", "train"])
+def test_links_that_lead_nowhere_but_to_each_other_are_named(tmp_path: Path, place: str) -> None:
+    root = class_folders(tmp_path)
+    (root / place / "one").symlink_to("other")
+    (root / place / "other").symlink_to("one")
+    with pytest.raises(UserError, match=r"(one|other): Too many levels of symbolic links"):
+        build(config(root), "train", 0)
+
+
+def special(path: Path, kind: str) -> str:
+    """Make something that is no file; what a message calls it."""
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "FIFO":
+            os.mkfifo(path)
+        case "socket":
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+                server.bind(path.name)
+    return kind
+
+
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "socket"])
+@pytest.mark.parametrize("listing", [False, True])
+def test_what_is_no_file_is_named_at_the_scan(tmp_path: Path, kind: str, listing: bool) -> None:
+    root = class_folders(tmp_path)
+    what = special(root / "train/cat/zz.jpg", kind)
+    if listing:
+        listed(root, "train/cat/0.png 0\ntrain/cat/zz.jpg 1\n")
+    for skip in ("fail", "skip"):
+        with pytest.raises(UserError, match=rf"train/cat/zz\.jpg: .* it is a {what}"):
+            build(config(root, on_corrupt=skip), "train", 0)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
+def test_a_link_to_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    target = Path("/dev/zero") if kind == "device" else tmp_path / "target"
+    if kind != "device":
+        special(target, kind)
+    (tmp_path / "link.jpg").symlink_to(target)
+    with pytest.raises(UnreadableImage, match=r"link\.jpg: (it is a|cannot be read)"):
+        read_file(str(tmp_path / "link.jpg"))
+
+
+@pytest.mark.parametrize("name", ["/etc/hosts", "../secret.jpg", "train/../../secret.jpg"])
+def test_a_list_names_nothing_outside_the_dataset(tmp_path: Path, name: str) -> None:
+    root = class_folders(tmp_path / "data")
+    save(tmp_path / "secret.jpg")
+    listed(root, f"{name} 0\n")
+    with pytest.raises(UserError, match=r"train_list.txt: entry 1 names .* outside dataset.path"):
+        build(config(root), "train", 0)
 
 
 @pytest.mark.parametrize(

@@ -218,11 +218,13 @@ class Job:
         status."""
         if self._result_time() != self._earlier and self._ended_as("completed"):
             return self._completed()  # before the signal could mean anything
-        failure = self._leave_last_result("interrupted", self._not_saved or self._loss())
         print(
             f"interrupted by {interrupt}; results: {mounts.on_the_host(self.run_folder.path)}",
             flush=True,
         )
+        if self._not_saved is not None:  # whoever starts it again would lose the same again
+            return self.failed(self._not_saved)
+        failure = self._leave_last_result("interrupted", self._loss())
         if failure is not None:
             report_failure(failure, self.identity.node)
         if self.config.task.name == "train" and interruption.last_saved(self.run_folder):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from recipes import processes, pulse, telemetry, worker
+from recipes import processes, pulse, rank_signals, telemetry, worker
 from recipes.config import Config, Machine, dump, uses_gpu
 from recipes.ending import saving_seconds
 from recipes.launcher_environment import without_foreign
@@ -29,8 +29,10 @@ from recipes.rendezvous import Failure
 from recipes.scratch import Scratch
 from recipes.topology import Place
 
-# Seconds between a request to end, made to the launcher, and the end by force.
+# For the launcher to end once a rank has failed; then it is ended by force.
 GRACE_SECONDS = 3.0
+# For loader processes, whose rank has ended, to remove what they share with it.
+_CLEANING_SECONDS = 1.0
 # In which a word reaches the ranks of all nodes.
 NOTICE_SECONDS = 0.5
 _RATE_SECONDS = 0.2
@@ -320,7 +322,7 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 # A terminal's Ctrl-C reaches this process alone, which then ends the others.
                 start_new_session=True,
-                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+                preexec_fn=functools.partial(_prepare_launcher, os.getpid()),
             )
 
     def _log(self, local_rank: int) -> RankLog:
@@ -368,14 +370,10 @@ class Ranks:
                     print(line, flush=True)
 
     def _end(self) -> None:
-        """Leave no process behind: ask the launcher to end its ranks, then use force."""
+        """Leave no process behind."""
         if self._launcher.poll() is None:
-            self._launcher.terminate()
-            try:
-                self._launcher.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._launcher.kill()
-                self._launcher.wait()
+            self._launcher.kill()  # its ranks end with it
+            self._launcher.wait()
         for handle in self._handles.values():
             os.close(handle)
         self._handles.clear()
@@ -383,6 +381,9 @@ class Ranks:
         of_this_run = functools.partial(
             processes.with_variable, worker.REPORTS_VARIABLE, str(self._scratch)
         )
+        ends = time.monotonic() + _CLEANING_SECONDS
+        while time.monotonic() < ends and of_this_run():
+            time.sleep(0.05)
         processes.kill_all(of_this_run)
 
     def _marks(self) -> dict[int, pulse.Mark]:
@@ -516,9 +517,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _die_with_parent(parent: int) -> None:
+def _prepare_launcher(parent: int) -> None:
     """In the launcher, before it starts: be killed when this process is gone (prctl(2)), and its
-    ranks with it, since the launcher's own way of ending them may take half a minute."""
+    ranks with it, since the launcher's own way of ending them may take half a minute; and leave
+    the signals of others to this process."""
+    rank_signals.block()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os._exit(1)

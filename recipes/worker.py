@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, earlier_run, home, processes, telemetry
+from recipes import affinity, claim, earlier_run, home, processes, rank_signals, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
 from recipes.cores import usable_cores
@@ -91,6 +91,8 @@ def run_rank(config: Config, folder: Path, place: Place) -> int:
         UserError: under the bare launcher, the run folder is another run's.
     """
     die_with_parent()
+    if RUN_VARIABLE in os.environ:
+        rank_signals.heed_launcher()
     keep_own(os.environ)
     with _as_rank_of(folder, place):
         return _run_rank(config, folder, place)

@@ -133,9 +133,11 @@ def test_what_kept_the_checkpoint_from_the_disk_is_told(
 ) -> None:
     made = Config(task=TaskConfig("train"), topology=TopologyConfig(1, 2))
     job = a_job(made, tmp_path)
-    job._not_saved = node_failure(0, "UserError", "the disk is full", "make room")
-    job.interrupted(Interrupted(signal.SIGTERM))
+    job._begun = True
+    job._not_saved = node_failure(0, "UserError", "the disk is full", "make room", fatal=True)
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 1
     found = telemetry.read_result(telemetry.RunFolder(tmp_path))
+    assert found.status == "failed"
     assert found.error is not None
     assert found.error["message"] == "the disk is full"
     assert "the disk is full" in capsys.readouterr().err

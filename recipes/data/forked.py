@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import cv2
 
+from recipes import rank_signals
 from recipes.ending import POLITE
 
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +53,7 @@ def live_with_rank(rank_process: int, clean_up: Callable[[], None] | None = None
     gc.enable()
     for number in POLITE:
         signal.signal(number, end_with_rank)
+    rank_signals.unblock()
     # SIGKILL ends a process that is halted as well; only what has to clean up is asked to end.
     last = signal.SIGTERM if clean_up is not None else signal.SIGKILL
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, last)

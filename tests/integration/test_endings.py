@@ -77,6 +77,28 @@ def test_a_signal_ends_all_processes(devices: int, number: signal.Signals, tmp_p
     assert run.result["world_size"] == devices
 
 
+@pytest.mark.parametrize(
+    ("loader", "number"), [("turbojpeg", signal.SIGTERM), ("paddle", signal.SIGHUP)]
+)
+def test_a_signal_to_every_process_of_a_job_is_one_to_the_run(
+    photographs: Path, tmp_path: Path, loader: str, number: signal.Signals
+) -> None:
+    """As Slurm and systemd send it."""
+    with started(
+        tmp_path / "run",
+        *(*endless_epochs(photographs), "topology=1x2"),
+        *(f"loader={loader}", "save.every_epochs=1000"),
+    ) as running:
+        running.wait_for_step(5)
+        for pid in running.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    check_interrupted(run, number)
+    check_checkpoint(run.folder / "checkpoints" / "last")
+
+
 def test_a_signal_while_the_ranks_start(tmp_path: Path) -> None:
     with started(tmp_path / "run", *ENDLESS, "topology=1x2") as running:
         running.wait_until(lambda: len(running.processes()) >= 4)

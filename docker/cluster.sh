@@ -259,13 +259,17 @@ for node in "${!hosts[@]}"; do
     runs[node]=$!
 done
 
+grace=9
+for argument in "$@"; do
+    [[ ! $argument =~ ^\+*deadlines\.grace=([0-9]+) ]] || grace=${BASH_REMATCH[1]}
+done
 stopping=
 received=
 stop() {  # stop REASON: end the run everywhere, in good order; a second call by force
     if [ -z "$stopping" ]; then
         say "$1: ending the run on every host"
         rm -f "$scratch/running"
-        stopping=$((SECONDS + 45))
+        stopping=$((SECONDS + 36 + grace))
     else
         stopping=$SECONDS
     fi

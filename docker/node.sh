@@ -3,8 +3,9 @@
 # node.sh --check                   print what this machine has for it, one fact a line
 #
 # For docker/cluster.sh and docker/slurm.sbatch. However this script is asked to end (SIGTERM,
-# SIGINT, SIGHUP, or a lease that is not renewed), the run gets SIGTERM, some seconds to write its
-# last checkpoint, and then goes by force; no process and no container is left.
+# SIGINT, SIGHUP, or a lease that is not renewed), the run gets SIGTERM, the seconds of its
+# deadlines.grace= and one more to write its last checkpoint, and then goes by force; no process and
+# no container is left.
 #
 #   RUNTIME        docker (default), or local: the environment of a checkout
 #   IMAGE          default: fleet-recipes:VARIANT, VARIANT being cu126 where there is a GPU, else cpu
@@ -17,7 +18,7 @@
 #   LEASE_SECONDS  where set, the end comes when standard input brings no line for so long
 set -euo pipefail
 
-GRACE_SECONDS=10
+GRACE_SECONDS=10  # where the arguments do not say deadlines.grace=
 # What train.py or the libraries below it read from the environment.
 PASSED='^(NCCL_|GLOO_|FLAGS_|SLURM_(NODEID|STEP_TASKS_PER_NODE|(STEP|JOB)_NODELIST)$|PADDLE_(RANK|MASTER)$|MASTER_(ADDR|PORT)$|(GROUP|NODE)_RANK$|JOB_COMPLETION_INDEX$|OMP_NUM_THREADS$)'
 
@@ -95,12 +96,19 @@ run_in_docker() {
     exec docker run "${options[@]}" "$(choose_image)" "$@"
 }
 
+read_grace() {  # read_grace ARGUMENTS...
+    local argument
+    for argument in "$@"; do
+        [[ ! $argument =~ ^\+*deadlines\.grace=([0-9]+) ]] || GRACE_SECONDS=$((BASH_REMATCH[1] + 1))
+    done
+}
+
 # shellcheck disable=SC2317  # called by a trap
 end_run() {
     trap '' TERM INT HUP
     ending=yes
     if [ "$RUNTIME" = docker ]; then
-        timeout 30 docker stop --time "$GRACE_SECONDS" "$NAME" >/dev/null 2>&1 || true
+        timeout $((GRACE_SECONDS + 20)) docker stop --time "$GRACE_SECONDS" "$NAME" >/dev/null 2>&1 || true
     fi
     kill -TERM "$child" 2>/dev/null || true  # of Docker, its client: the container may be under way
     for ((tenths = 0; tenths < GRACE_SECONDS * 10; tenths++)); do
@@ -122,6 +130,7 @@ run_node() {
     local status=0 watcher='' ending=''
     RUNTIME=${RUNTIME:-docker}
     NAME=${NAME:-fleet-recipes-$$}
+    read_grace "$@"
     # Only the end of the run counts, not whether somebody still reads what it says.
     trap '' PIPE
     case "$RUNTIME" in

@@ -55,6 +55,7 @@ POSITIVE: dict[str, float] = {
     "deadlines.step": _YEAR,
     "deadlines.silence": _YEAR,
     "deadlines.grace": _YEAR,
+    "deadlines.read": _YEAR,
     "benchmark.steps": 100_000,
     "benchmark.repeats": 1_000,
 }

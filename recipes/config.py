@@ -52,7 +52,12 @@ class UserError(Exception):
     Args:
         message: what happened, and where (file, key, node, rank).
         remedy: what to do about it.
+
+    Attributes:
+        may_pass: another attempt may do without it: a run with `restarts` left makes one.
     """
+
+    may_pass = False
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -64,6 +69,12 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.remedy)
+
+
+class PassingError(UserError):
+    """What may be gone when it is tried again: a process that was killed, a disk that stalled."""
+
+    may_pass = True
 
 
 class ConfigError(UserError):
@@ -159,6 +170,9 @@ class DeadlinesConfig:
     prepare: float = 1800.0  # for building data and model
     step: float = 120.0  # for one step, batch or evaluation batch of a rank
     silence: float = 20.0  # without a word from a node
+    # For one image to be read and decoded. At most three quarters of `step` count, so that this
+    # ends first, and names the file.
+    read: float = 60.0
     # From a signal that asks the run to end to its end, by force where need be: what docker stop
     # (10 s), Slurm's --signal or a pod's terminationGracePeriodSeconds leaves, less a second.
     grace: float = 9.0

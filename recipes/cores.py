@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
-from recipes.mountinfo import mounts
+from recipes.control_groups import PROCESS, groups, lines
 from recipes.topology import threads_per_rank
 
-_PROCESS = Path("/proc/self")
 
-
-def usable_cores(process: Path = _PROCESS) -> int:
+def usable_cores(process: Path = PROCESS) -> int:
     """The cores of this process's affinity, or fewer where a quota of its control groups says so.
 
     A quota of half a core, or of two and a half, is rounded up.
@@ -45,7 +41,7 @@ def cores_of_rank(ranks: int, *, split: bool) -> int:
     return own if quota is None else min(own, threads_per_rank(math.ceil(quota), ranks))
 
 
-def cpu_quota(process: Path = _PROCESS) -> float | None:
+def cpu_quota(process: Path = PROCESS) -> float | None:
     """The smallest quota of this process's control groups and those that they lie in, in cores.
 
     Returns:
@@ -53,68 +49,21 @@ def cpu_quota(process: Path = _PROCESS) -> float | None:
     """
     quotas = [
         quota
-        for mount in _mounts(process)
-        for folder in mount.folders()
-        if (quota := _quota(folder, mount.version)) is not None
+        for group in groups("cpu", process)
+        if (quota := _quota(group.folder, group.version)) is not None
     ]
     return min(quotas, default=None)
-
-
-class _Mount(NamedTuple):
-    """Where a hierarchy of control groups can be seen."""
-
-    version: int
-    point: Path
-    root: PurePosixPath  # the group that is at the mount point
-    group: PurePosixPath  # this process's
-
-    def folders(self) -> Iterator[Path]:
-        """The process's own group, and all above it up to the mount point."""
-        inside = self.group.is_relative_to(self.root)
-        # A container may be shown its own group as the root, and yet its name as the host has it.
-        group = self.point / self.group.relative_to(self.root) if inside else self.point
-        yield group
-        while group != self.point:
-            group = group.parent
-            yield group
-
-
-def _mounts(process: Path) -> Iterator[_Mount]:
-    groups = dict(_groups(process))
-    for mount in mounts(process / "mountinfo"):
-        version = {"cgroup2": 2, "cgroup": 1}.get(mount.kind)
-        if version == 1 and "cpu" not in mount.super_options:
-            continue
-        if version is not None and version in groups:
-            yield _Mount(version, mount.point, PurePosixPath(mount.root), groups[version])
-
-
-def _groups(process: Path) -> Iterator[tuple[int, PurePosixPath]]:
-    """The process's group in each version's hierarchy that may limit cores (cgroups(7))."""
-    for line in _lines(process / "cgroup"):
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            yield 2, PurePosixPath(path)
-        elif "cpu" in controllers.split(","):
-            yield 1, PurePosixPath(path)
 
 
 def _quota(folder: Path, version: int) -> float | None:
     """A group's own quota; a period of 100 ms in which it may run for 50 ms is half a core."""
     if version == 2:
-        words = " ".join(_lines(folder / "cpu.max")).split()
+        words = " ".join(lines(folder / "cpu.max")).split()
     else:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = [word for name in names for word in _lines(folder / name)]
+        words = [word for name in names for word in lines(folder / name)]
     try:
         quota, period = (int(word) for word in words)
     except ValueError:  # "max", or no such file
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []

@@ -284,7 +284,7 @@ class Job:
             kind or type(error).__name__,
             error.message,
             error.remedy,
-            fatal=True,
+            fatal=not error.may_pass,
         )
 
     def _result_time(self) -> int | None:
@@ -339,7 +339,7 @@ class Job:
                 self._run_ranks()
             self._line.exchange("end of the run", True, _ENDED_SECONDS)
         except UserError as error:
-            if not several and attempt == 0:
+            if not several and attempt == 0 and not error.may_pass:
                 raise
             raise self._line.report(self._own_failure(error)) from error
         except Interrupted as interrupt:

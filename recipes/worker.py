@@ -271,7 +271,7 @@ def describe(error: BaseException, place: Place) -> dict[str, Any]:
         else "the traceback says where; it is in the rank's log too",
         "traceback": None if user_error else "".join(traceback.format_exception(error)),
         "consequence": is_consequence(error),
-        "fatal": user_error,
+        "fatal": isinstance(error, UserError) and not error.may_pass,
     }
 
 

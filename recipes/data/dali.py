@@ -7,9 +7,10 @@ loaders: DALI is given encoded files, boxes and flips. Importing this does not i
 from __future__ import annotations
 
 import io
+import math
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,11 @@ from recipes.data.augmentation import CROP_UNIFORMS, choose_crop
 from recipes.data.base import Arrays, Stream, stack
 from recipes.data.decoding import decode
 from recipes.data.decoding_threads import portions
+from recipes.data.in_hand import Patience
 from recipes.data.jpeg import read_frame
 from recipes.data.photographs import PhotoDataset
 from recipes.data.randomness import sample_uniforms
+from recipes.data.reading_threads import ReadingThreads
 from recipes.data.sampler import SampleKey
 
 
@@ -70,6 +73,7 @@ class DaliPipeline(Stream):
         threads: of DALI, and as many that read files.
         prefetch: batches ahead of the one asked for.
         device: "gpu", or "cpu" for tests.
+        deadline: seconds for one image.
     """
 
     def __init__(
@@ -79,11 +83,13 @@ class DaliPipeline(Stream):
         threads: int,
         prefetch: int,
         device: str = "gpu",
+        deadline: float = math.inf,
     ) -> None:
         assert dataset.augment
         self._dataset, self._keys, self._device = dataset, iter(keys), device
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reading")
+        self._pool = ReadingThreads(threads, "reading", begin=dataset.in_hand.number_reader)
+        self._patience = Patience([dataset.source], deadline, self._pool.leave_behind)
         self._reading: deque[_Reading] = deque()
         self._pending: deque[_Pending] = deque()
         self._pipeline: Any = None
@@ -126,7 +132,7 @@ class DaliPipeline(Stream):
         self._pipeline = None
         self._pending.clear()
         self._reading.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
     def _next_without_dali(self, following: _Pending | None, error: RuntimeError) -> Arrays:
         """A batch that DALI has refused, as Pillow sees it; DALI starts anew with the one after it.
@@ -179,7 +185,7 @@ class DaliPipeline(Stream):
     def _read(self) -> _Pending:
         """The first batch that is being read, once it has been."""
         keys, indices, parts = self._reading.popleft()
-        read = [part.result() for part in parts]
+        read = [self._patience.result(part) for part in parts]
         boxes = np.concatenate([part.boxes for part in read])
         sources = np.concatenate([part.sources for part in read])
         feeds = {

@@ -8,8 +8,11 @@ fork, so nothing is copied, and /dev/shm is not used.
 
 from __future__ import annotations
 
+import math
 import mmap
+import multiprocessing
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +21,20 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
 from multiprocessing.context import ForkContext, ForkProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.config import UserError
+from recipes.config import PassingError
 from recipes.data.base import Arrays, Stream
 from recipes.data.decoding_threads import fill, portions
 from recipes.data.forked import live_with_rank, no_collection
+from recipes.data.in_hand import Patience
 from recipes.data.jpeg import Scratch
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import SampleKey
+from recipes.limits import cannot_start
 
 # A process takes as much of a batch at once as makes its messages small beside decoding.
 _TAKEN = 32
@@ -65,10 +70,19 @@ class Decoders:
         processes: that decode.
         prefetch: batches decoded ahead of the one asked for.
         largest: samples in the largest batch.
+        deadline: seconds for one image.
+
+    Raises:
+        UserError: the system does not let them start.
     """
 
     def __init__(
-        self, datasets: Sequence[PhotoDataset], processes: int, prefetch: int, largest: int
+        self,
+        datasets: Sequence[PhotoDataset],
+        processes: int,
+        prefetch: int,
+        largest: int,
+        deadline: float = math.inf,
     ) -> None:
         self._datasets, self.processes, self.prefetch = tuple(datasets), processes, prefetch
         image = max(dataset.image_size**2 * dataset.channels for dataset in datasets)
@@ -76,14 +90,26 @@ class Decoders:
         self.slots = _Slots(prefetch + 1 + _HELD_BY_RANK, largest * image)
         self._streams = 0  # begun so far
         self._dropped = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # up to which stream: shared
-        self._pool = ProcessPoolExecutor(
-            processes,
-            _Context(),
-            _set_up,
-            (os.getpid(), _Decoder(self._datasets, self.slots, self._dropped)),
-        )
-        with no_collection():
-            self._pool.submit(int).result()  # forks them all
+        self._context = _Context()
+        sources = [dataset.source for dataset in datasets]
+        self.patience = Patience(sources, deadline, self._context.give_up)
+        self._pool = self._start(_Decoder(self._datasets, self.slots, self._dropped))
+
+    def _start(self, decoder: _Decoder) -> ProcessPoolExecutor:
+        try:
+            pool = ProcessPoolExecutor(
+                self.processes, self._context, _set_up, (os.getpid(), decoder)
+            )
+            with no_collection():
+                first = pool.submit(int)  # forks them all
+        except (OSError, RuntimeError) as error:
+            self._context.kill()  # those that have started would wait for ever, and Python for them
+            number = len(self._context.started) + 1
+            what = f"decoding process {number} of {self.processes}"
+            raise cannot_start(what, error, "dataset.workers") from error
+        with self.death_told():
+            first.result()
+        return pool
 
     def __contains__(self, dataset: object) -> bool:
         return any(dataset is known for known in self._datasets)
@@ -102,7 +128,7 @@ class Decoders:
             UserError: a process has died.
         """
         number = next(n for n, known in enumerate(self._datasets) if dataset is known)
-        with _death_told():
+        with self.death_told():
             return _Part(rows, self._pool.submit(_decode, task, number, indices[rows], rows.start))
 
     def drop(self, stream: int) -> None:
@@ -115,7 +141,31 @@ class Decoders:
 
     def close(self) -> None:
         """End the processes: what they have begun is finished, what waits is dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=not self._context.given_up, cancel_futures=True)
+
+    @contextmanager
+    def death_told(self) -> Iterator[None]:
+        """Name the image and the usual cause where a process has died."""
+        try:
+            yield
+        except BrokenProcessPool as error:
+            died = [each for each in self._context.started if each.died_by_itself]
+            hands = [self._in_hand_of(process.number) for process in died]
+            how = "".join(f" ({_end_of(each)})" for each in died[:1])
+            images = ", ".join(image for image in hands if image is not None)
+            raise PassingError(
+                f"a decoding process died{how}" + (f" at {images}" if images else ""),
+                "out of memory? Use fewer dataset.workers, or a smaller dataset.prefetch or "
+                "dataset.max_pixels; where it is always the same image, replace or remove it",
+            ) from error
+
+    def _in_hand_of(self, number: int) -> str | None:
+        """The image that a process was at when it died."""
+        for in_hand, place in (dataset.source for dataset in self._datasets):
+            index = in_hand.of(number)
+            if index is not None:
+                return place(index)
+        return None
 
 
 class DecodedStream(Stream):
@@ -150,9 +200,10 @@ class DecodedStream(Stream):
             raise StopIteration
         arrays, parts = self._pending.popleft()
         try:
-            with _death_told():
+            with self._decoders.death_told():
                 for rows, read in parts:
-                    arrays.labels[rows], arrays.sources[rows] = read.result()
+                    found = self._decoders.patience.result(read)
+                    arrays.labels[rows], arrays.sources[rows] = found
         except BaseException:
             self.close()
             self._wait(parts)
@@ -190,16 +241,12 @@ class DecodedStream(Stream):
         self._pending.append(_Pending(arrays, parts))
 
 
-@contextmanager
-def _death_told() -> Iterator[None]:
-    """Name the usual cause where a process has died."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a decoding process died: {error}",
-            "out of memory? Use fewer dataset.workers or a smaller dataset.prefetch",
-        ) from error
+def _end_of(process: _Process) -> str:
+    """How a process has ended, in words."""
+    code = process.exitcode
+    if code is None or code >= 0:
+        return f"status {code}"
+    return signal.Signals(-code).name
 
 
 class DecodingProcesses(Stream):
@@ -208,7 +255,7 @@ class DecodingProcesses(Stream):
     Args:
         dataset: read as it is kept.
         keys: the samples of each batch, of one epoch; the first batch is the largest.
-        processes, prefetch: see `Decoders`.
+        processes, prefetch, deadline: see `Decoders`.
     """
 
     def __init__(
@@ -217,10 +264,11 @@ class DecodingProcesses(Stream):
         keys: Iterable[list[SampleKey]],
         processes: int,
         prefetch: int,
+        deadline: float = math.inf,
     ) -> None:
         rest = iter(keys)
         first = next(rest, [])
-        self._decoders = Decoders([dataset], processes, prefetch, len(first))
+        self._decoders = Decoders([dataset], processes, prefetch, len(first), deadline)
         self._stream = self._decoders.stream(dataset, chain([first] if first else [], rest))
 
     def __next__(self) -> Arrays:
@@ -275,12 +323,43 @@ class _Process(ForkProcess):
     """A process that the executor can end, when another one of its has died: SIGTERM would not, see
     `forked`, and the executor would wait for it for ever."""
 
+    number = 0  # among those of its executor, from 1 on
+    _killed = False  # because of another one
+
     def terminate(self) -> None:
+        self._killed = self.exitcode is None
         self.kill()
+
+    @property
+    def died_by_itself(self) -> bool:
+        """Whether it is this one that broke the executor."""
+        return not self._killed and self.exitcode is not None
 
 
 class _Context(ForkContext):
-    Process = _Process
+    """Makes an executor's processes, and knows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[_Process] = []
+        self.given_up = False  # nothing is to wait for their ends
+
+    def Process(self, *arguments: Any, **named: Any) -> _Process:  # type: ignore[override]
+        process = _Process(*arguments, **named)
+        process.number = len(self.started) + 1
+        self.started.append(process)
+        return process
+
+    def give_up(self) -> None:
+        """A process is held by the system, perhaps so that even being killed has to wait."""
+        self.given_up = True
+        self.kill()
+
+    def kill(self) -> None:
+        """End those that have started, at once."""
+        for process in self.started:
+            if process.pid is not None:
+                process.kill()
 
 
 class _Decoder:
@@ -303,6 +382,10 @@ _decoder: _Decoder | None = None  # set once in each process, and never in the r
 def _set_up(rank_process: int, decoder: _Decoder) -> None:
     global _decoder
     live_with_rank(rank_process)
+    process = multiprocessing.current_process()
+    assert isinstance(process, _Process)
+    for dataset in decoder.datasets:
+        dataset.in_hand.number_reader(process.number)
     _decoder = decoder
 
 

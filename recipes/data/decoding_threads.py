@@ -6,11 +6,12 @@ start, no copy from one to another, and no shared memory to fill.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 
 from recipes.data.augmentation import CROP_UNIFORMS, Image, central_crop, random_resized_crop
 from recipes.data.base import Arrays, Stream
+from recipes.data.in_hand import Patience
 from recipes.data.jpeg import Scratch, decode_exactly, decode_random_crop
 from recipes.data.photographs import UNREADABLE_LABEL, PhotoDataset
 from recipes.data.randomness import sample_uniforms
+from recipes.data.reading_threads import ReadingThreads
 from recipes.data.sampler import SampleKey
 
 # Images that a thread takes at once: few enough to share a batch out, enough to make the 30
@@ -53,6 +56,7 @@ class DecodingThreads(Stream):
         keys: the samples of each batch, of one epoch.
         threads: that decode.
         prefetch: batches decoded ahead of the one asked for.
+        deadline: seconds for one image.
     """
 
     def __init__(
@@ -61,10 +65,12 @@ class DecodingThreads(Stream):
         keys: Iterable[list[SampleKey]],
         threads: int,
         prefetch: int,
+        deadline: float = math.inf,
     ) -> None:
         cv2.setNumThreads(1)  # the threads here are enough
         self._dataset, self._keys, self._threads = dataset, iter(keys), threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decoding")
+        self._pool = ReadingThreads(threads, "decoding", begin=dataset.in_hand.number_reader)
+        self._patience = Patience([dataset.source], deadline, self._pool.leave_behind)
         self._own = threading.local()
         self._buffers = _Buffers()
         self._pending: deque[_Pending] = deque()
@@ -79,7 +85,7 @@ class DecodingThreads(Stream):
         arrays, parts = self._pending.popleft()
         try:
             for part in parts:
-                part.result()
+                self._patience.result(part)
         except BaseException:
             self.close()
             raise
@@ -89,7 +95,7 @@ class DecodingThreads(Stream):
         """End the threads: what they have begun is finished, what waits is dropped."""
         self._keys = iter(())
         self._pending.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
     def _start_next(self) -> None:
         """Have the threads begin with the next batch, if there is one."""

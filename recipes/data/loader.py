@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from recipes.config import Config, UserError, chosen_loader
 from recipes.cores import cores_of_rank
 from recipes.data.arrays import ArrayDataset, BatchesAtOnce
-from recipes.data.base import Arrays, ImageDataset, Stream, stack
+from recipes.data.base import ImageDataset, Stream
 from recipes.data.dali import DaliPipeline
 from recipes.data.decoding_processes import Decoders, DecodingProcesses
 from recipes.data.decoding_threads import DecodingThreads
+from recipes.data.in_hand import read_seconds
+from recipes.data.one_thread import InOneThread
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import Plan, SampleKey, evaluation_batches
 from recipes.data.worker_processes import WorkerProcesses
@@ -63,7 +65,7 @@ def start_decoders(config: Config, *datasets: ImageDataset) -> Decoders | None:
     assert config.global_batch_size is not None
     shares = config.shape.world_size * config.accumulate
     largest = max(-(-config.global_batch_size // shares), config.eval_batch_size)
-    return Decoders(served, count, config.dataset.prefetch, largest)
+    return Decoders(served, count, config.dataset.prefetch, largest, read_seconds(config.deadlines))
 
 
 def train_loader(
@@ -182,29 +184,20 @@ def _read(
     processes: Decoders | None,
 ) -> Stream:
     workers, prefetch = config.dataset.workers, config.dataset.prefetch
+    deadline = read_seconds(config.deadlines)
     if _decoded_here(dataset, config):
         if processes is not None and dataset in processes:
             return processes.stream(dataset, keys)
         count = decoders(config)
         decoding = DecodingThreads if count == 1 else DecodingProcesses
-        return decoding(dataset, keys, count, prefetch)
+        return decoding(dataset, keys, count, prefetch, deadline)
     match chosen_loader(config):
         case "dali":
             assert isinstance(dataset, PhotoDataset)
-            return DaliPipeline(dataset, keys, decoders(config), prefetch)
+            return DaliPipeline(dataset, keys, decoders(config), prefetch, deadline=deadline)
         case "memory":
             assert isinstance(dataset, ArrayDataset)
             return BatchesAtOnce(dataset, keys)
     if workers == 0:
-        return _InRank(dataset, keys)
-    return WorkerProcesses(dataset, keys, workers, prefetch)
-
-
-class _InRank(Stream):
-    """Reads in the rank, one by one. Paddle's own loader would use a thread, whose errors hang."""
-
-    def __init__(self, dataset: ImageDataset, keys: Iterable[list[SampleKey]]) -> None:
-        self._batches = (stack([dataset[key] for key in batch]) for batch in keys)
-
-    def __next__(self) -> Arrays:
-        return next(self._batches)
+        return InOneThread(dataset, keys, deadline)
+    return WorkerProcesses(dataset, keys, workers, prefetch, deadline)

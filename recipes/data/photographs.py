@@ -18,6 +18,7 @@ from recipes.data.augmentation import (
 )
 from recipes.data.base import ImageDataset, Sample
 from recipes.data.decoding import UnreadableImage, decode
+from recipes.data.in_hand import InHand, Source
 from recipes.data.randomness import sample_rng
 from recipes.data.sampler import SampleKey
 
@@ -49,6 +50,7 @@ class PhotoDataset(ImageDataset):
         labels: int64[N].
         augment: whether images are seen through a random crop, else by their centre.
         train: whether this is the training split, whose images have replacements.
+        in_hand: which images are being read.
     """
 
     name = "imagenet"
@@ -65,6 +67,7 @@ class PhotoDataset(ImageDataset):
         self.mean, self.std = np.array(MEAN, np.float32), np.array(STD, np.float32)
         self.image_size, self.seed = config.image_size, seed
         self.train, self.augment = split == "train", split == "train" and config.augment
+        self.in_hand = InHand()
         self._skip, self._max_skipped = config.on_corrupt == "skip", config.max_skipped
 
     @abstractmethod
@@ -80,6 +83,15 @@ class PhotoDataset(ImageDataset):
     @abstractmethod
     def path(self, index: int) -> str:
         """The file that holds a sample, and where in it if it holds several."""
+
+    def whereabouts(self, index: int) -> str:
+        """As `path`, but without reading anything: the disk may not answer."""
+        return self.path(index)
+
+    @property
+    def source(self) -> Source:
+        """For who waits for its readers."""
+        return Source(self.in_hand, self.whereabouts)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,7 +120,7 @@ class PhotoDataset(ImageDataset):
             UserError: the image cannot be read, nor one in its place.
         """
         try:
-            return reader(index), index
+            return self._read_one(index, reader), index
         except UnreadableImage as error:
             if not self._skip:
                 raise UserError(
@@ -116,12 +128,19 @@ class PhotoDataset(ImageDataset):
                 ) from None
         return self._next_readable(index, reader) if self.train else (None, index)
 
+    def _read_one(self, source: int, reader: Callable[[int], T]) -> T:
+        self.in_hand.take(source)
+        try:
+            return reader(source)
+        finally:
+            self.in_hand.put_down()
+
     def _next_readable(self, index: int, reader: Callable[[int], T]) -> tuple[T, int]:
         tries = min(len(self) - 1, self._max_skipped)
         for step in range(1, tries + 1):
             source = (index + step) % len(self)
             try:
-                return reader(source), source
+                return self._read_one(source, reader), source
             except UnreadableImage:
                 continue
         raise UserError(

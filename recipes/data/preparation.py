@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import threading
@@ -20,7 +21,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -36,7 +37,9 @@ from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
 from recipes.data.decoding import UnreadableImage, read_file
 from recipes.data.imagenet import LISTS, Listing, dataset_root, list_images
+from recipes.data.in_hand import InHand, Patience, Source, read_seconds
 from recipes.data.jpeg import Scratch
+from recipes.data.reading_threads import ReadingThreads
 from recipes.data.shards import (
     ALIGNMENT,
     DATASET,
@@ -121,6 +124,7 @@ class Preparation:
         workers: threads that convert.
         max_skipped: of images that cannot be read; None: the first one ends it.
         num_classes: see `list_images`.
+        deadline: seconds for one image.
     """
 
     source: Path
@@ -130,6 +134,7 @@ class Preparation:
     workers: int
     max_skipped: int | None
     num_classes: int | None = None
+    deadline: float = math.inf
 
     @property
     def unfinished(self) -> Path:
@@ -163,6 +168,7 @@ def prepare_or_verify(config: Config, display: StepDisplay, log: Callable[[str],
             workers=config.prepare.workers or usable_cores(),
             max_skipped=config.dataset.max_skipped if skip else None,
             num_classes=config.dataset.num_classes,
+            deadline=read_seconds(config.deadlines),
         ),
         display,
         log,
@@ -361,13 +367,14 @@ def _make(
         log(f"going on with {preparation.output} after {done} images")
     progress.start(sum(split.size for split in splits), done)
     cv2.setNumThreads(1)  # the threads are ours
-    pool = ThreadPoolExecutor(preparation.workers, thread_name_prefix="prepare")
+    in_hand = InHand()
+    pool = ReadingThreads(preparation.workers, "prepare", "prepare.workers", in_hand.number_reader)
     try:
         for split in splits:
-            for _ in split.write_shards(pool, skipped):
+            for _ in split.write_shards(pool, in_hand, skipped):
                 progress.advance(sum(each.done for each in splits))
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.close()
         progress.stop()
     manifest = Manifest(
         classes=listings["train"].classes,
@@ -395,11 +402,13 @@ class _Split:
             self.records.append(record)
             self.done = record.next
 
-    def write_shards(self, pool: ThreadPoolExecutor, skipped: _SkippedImages) -> Iterator[None]:
+    def write_shards(
+        self, pool: ReadingThreads, in_hand: InHand, skipped: _SkippedImages
+    ) -> Iterator[None]:
         """Write what is not on record, yielding after each image.
 
         Raises:
-            UserError: an image cannot be read, and may not be skipped.
+            UserError: an image cannot be read, and may not be skipped, or not in time.
             OSError: a file cannot be written.
         """
         if self.done == self.size:
@@ -407,7 +416,7 @@ class _Split:
         shard = self._new_shard()
         try:
             numbers = range(self.done, self.size)
-            for number, image in zip(numbers, self._converted(pool, numbers), strict=True):
+            for number, image in zip(numbers, self._converted(pool, in_hand, numbers), strict=True):
                 if isinstance(image, UnreadableImage):
                     skipped.add(image)
                     shard.skipped.append(number)
@@ -495,24 +504,33 @@ class _Split:
         self.records.append(record)
 
     def _converted(
-        self, pool: ThreadPoolExecutor, numbers: Iterable[int]
+        self, pool: ReadingThreads, in_hand: InHand, numbers: Iterable[int]
     ) -> Iterator[Converted | UnreadableImage]:
         """Convert in the pool's threads, a few images ahead; in order."""
         waiting: deque[Future[Converted | UnreadableImage]] = deque()
+        patience = Patience(
+            [Source(in_hand, self._path)], self._preparation.deadline, pool.leave_behind
+        )
         for number in numbers:
-            waiting.append(pool.submit(self._convert, number))
+            waiting.append(pool.submit(self._convert, number, in_hand))
             if len(waiting) >= _WINDOW * self._preparation.workers:
-                yield waiting.popleft().result()
+                yield patience.result(waiting.popleft())
         while waiting:
-            yield waiting.popleft().result()
+            yield patience.result(waiting.popleft())
 
-    def _convert(self, number: int) -> Converted | UnreadableImage:
-        path = str(self._preparation.source / self._listing.names[number])
+    def _path(self, number: int) -> str:
+        return str(self._preparation.source / self._listing.names[number])
+
+    def _convert(self, number: int, in_hand: InHand) -> Converted | UnreadableImage:
+        path = self._path(number)
+        in_hand.take(number)
         try:
             content = read_file(path)
             stored = convert(content, path, self._preparation.conversion, self._scratch())
         except UnreadableImage as error:
             return error
+        finally:
+            in_hand.put_down()
         return Converted(
             stored, zlib.crc32(stored.content), len(content), stored.content is content
         )

@@ -31,3 +31,6 @@ class ShardDataset(PhotoDataset):
 
     def path(self, index: int) -> str:
         return self._reader.place(index)
+
+    def whereabouts(self, index: int) -> str:
+        return self._reader.whereabouts(index)

@@ -298,8 +298,12 @@ class ShardReader:
 
     def place(self, index: int) -> str:
         """Where an image is, for a person."""
+        return f"{self.whereabouts(index)} ({self.name(index)})"
+
+    def whereabouts(self, index: int) -> str:
+        """As `place`, by what is in memory."""
         path = self._files[int(self._rows["shard"][index])]
-        return f"{path}, image {index} ({self.name(index)})"
+        return f"{path}, image {index}"
 
     def content(self, index: int) -> memoryview | NDArray[np.uint8]:
         """An image's file, or its pixels uint8[H, W, 3]; a read-only view of the mapped shard.

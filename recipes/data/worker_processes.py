@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import math
+import multiprocessing
 import multiprocessing.util
 import os
 import shutil
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.config import Config, UserError, chosen_loader
+from recipes.config import Config, PassingError, UserError, chosen_loader
 from recipes.data.base import Arrays, ImageDataset, Sample, Stream, stack
 from recipes.data.forked import live_with_rank, no_collection
+from recipes.data.in_hand import Patience
+from recipes.data.one_thread import sources_of
 from recipes.data.sampler import SampleKey
+from recipes.limits import cannot_start
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -26,6 +33,7 @@ _MIB = 1 << 20
 _HELD_BY_RANK = 2  # the batch in the training step and the one on its way to it
 _STOP_TIMEOUT_S = 10.0
 _FEEDER_TIMEOUT_S = 1.0
+_LOOK_SECONDS = 0.5
 
 
 def worker_processes(config: Config) -> int:
@@ -68,6 +76,7 @@ class WorkerProcesses(Stream):
         keys: the samples of each batch.
         workers: processes, at least one.
         prefetch: batches that each process prepares ahead.
+        deadline: seconds for one image.
     """
 
     def __init__(
@@ -76,10 +85,18 @@ class WorkerProcesses(Stream):
         keys: Iterable[list[SampleKey]],
         workers: int,
         prefetch: int,
+        deadline: float = math.inf,
     ) -> None:
         import paddle
 
         rank_process = os.getpid()
+        sources = sources_of(dataset)
+
+        def set_up(number: int) -> None:
+            for source in sources:
+                source.in_hand.number_reader(number + 1)
+            _set_up_worker(rank_process)
+
         loader = paddle.io.DataLoader(
             _Caught(dataset),
             batch_sampler=keys,
@@ -89,22 +106,34 @@ class WorkerProcesses(Stream):
             use_shared_memory=True,
             use_buffer_reader=False,  # it would copy each batch once more on the CPU
             places=paddle.CPUPlace(),
-            worker_init_fn=lambda _: _set_up_worker(rank_process),
+            worker_init_fn=set_up,
         )
-        with no_collection():
-            self._iterator: Any = iter(loader)
+        others = multiprocessing.active_children()
+        try:
+            with no_collection():
+                self._iterator: Any = iter(loader)
+        except (OSError, RuntimeError) as error:
+            for process in set(multiprocessing.active_children()).difference(others):
+                process.kill()  # it would wait for ever, and Python for it
+            raise cannot_start("loader processes", error, "dataset.workers") from error
+        self._watchman = Watchman(
+            Patience(sources, deadline, partial(_kill, self._iterator)), deadline
+        )
         # Before multiprocessing's own exit, which would wait for workers that SIGTERM does not end.
         atexit.register(self.close)
 
     def __next__(self) -> Arrays:
         try:
-            fields = next(self._iterator)
+            with self._watchman.watching():
+                fields = next(self._iterator)
         except StopIteration:
             self.close()
             raise
         except (SystemError, RuntimeError, OSError) as error:
             self.close()
-            raise UserError(
+            if self._watchman.overdue is not None:
+                raise self._watchman.overdue from error
+            raise PassingError(
                 f"a loader process died: {str(error).strip()}",
                 "out of memory, or /dev/shm is full: use fewer dataset.workers or a smaller "
                 "dataset.prefetch, or start the container with --shm-size=8g or --ipc=host",
@@ -124,6 +153,7 @@ class WorkerProcesses(Stream):
         as it runs. Paddle 3.3 has no public call for this.
         """
         iterator, self._iterator = self._iterator, iter(())
+        self._watchman.close()
         atexit.unregister(self.close)
         if not hasattr(iterator, "_workers"):
             return
@@ -132,6 +162,57 @@ class WorkerProcesses(Stream):
             if worker.is_alive():
                 worker.kill()
             worker.join()
+
+
+def _kill(iterator: Any) -> None:
+    """End the workers of Paddle's iterator, so that waiting for them ends."""
+    for worker in iterator._workers:
+        worker.kill()
+
+
+class Watchman:
+    """A thread that looks after readers while the one that waits for them cannot.
+
+    Attributes:
+        overdue: the error, once a reader has been at one image for too long.
+
+    Args:
+        patience: is out then.
+        seconds: for one image.
+    """
+
+    def __init__(self, patience: Patience, seconds: float) -> None:
+        self.overdue: PassingError | None = None
+        self._patience, self._seconds = patience, seconds
+        self._waits, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchman", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Meanwhile the other thread waits."""
+        self._waits.set()
+        try:
+            yield
+        finally:
+            self._waits.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        ticks = 0  # of waiting; where this very process is halted, that is nobody's delay
+        pause = min(_LOOK_SECONDS, self._seconds)
+        while not self._closed.wait(pause):
+            ticks = ticks + 1 if self._waits.is_set() else 0
+            if ticks * pause >= self._seconds:
+                try:
+                    self._patience.check()
+                except PassingError as error:
+                    self.overdue = error
+                    return
 
 
 class _Caught:

@@ -21,12 +21,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photographs import kinds, photo_folder, picture
 
-from recipes.config import Config, DatasetConfig, UserError
+from recipes.config import Config, DatasetConfig, DeadlinesConfig, UserError
 from recipes.data import Plan, build
 from recipes.data.base import ImageDataset, Sample, stack
 from recipes.data.decoding import UnreadableImage
 from recipes.data.decoding_processes import DecodingProcesses
 from recipes.data.decoding_threads import DecodingThreads
+from recipes.data.in_hand import read_seconds
 from recipes.data.loader import (
     Batch,
     EvaluationBatch,
@@ -344,10 +345,48 @@ def test_a_killed_process_is_reported(photos: Path) -> None:
             return super().content(index)
 
     start = time.monotonic()
-    with pytest.raises(UserError, match="a decoding process died") as error:
+    died = r"a decoding process died \(SIGKILL\) at /pictures/17\.jpg\n"
+    with pytest.raises(UserError, match=died) as error:
         list(train_loader(Killed({}), plan(), 0, 0, of(PROCESSES, photos)))
     assert "dataset.workers" in error.value.remedy
+    assert error.value.may_pass
     assert time.monotonic() - start < 20
+
+
+class Stalled(TrickyPhotos):
+    """One of its images is on a disk that does not answer."""
+
+    answers = False
+
+    def content(self, index: int) -> Content:
+        while index == 17 and not self.answers:
+            time.sleep(0.05)
+        return super().content(index)
+
+
+@pytest.mark.parametrize("place", [*PADDLE, THREAD, PROCESSES], ids=str)
+def test_a_read_that_does_not_return_ends_with_the_path(place: Place, photos: Path) -> None:
+    run = of(place, photos)
+    run.deadlines.read = 0.5
+    start, dataset = time.monotonic(), Stalled({})
+    with pytest.raises(UserError, match=r"/pictures/17\.jpg: not read within 0\.5 s") as error:
+        list(train_loader(dataset, plan(), 0, 0, run))
+    dataset.answers = True  # a thread that was left behind ends
+    assert "deadlines.read" in error.value.remedy
+    assert error.value.may_pass
+    assert time.monotonic() - start < 20
+
+
+def test_a_read_is_given_up_before_its_step_is() -> None:
+    assert read_seconds(DeadlinesConfig(step=20, read=60)) == 15
+    assert read_seconds(DeadlinesConfig(step=120, read=60)) == 60
+
+
+def test_slow_images_are_waited_for(photos: Path) -> None:
+    run = of(THREAD, photos)
+    run.deadlines.read = 0.5
+    late = TrickyPhotos(dict.fromkeys(range(8), "late"), skip=True)
+    assert len(list(train_loader(late, plan(), 0, 0, run))) == 4
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback() -> None:

@@ -88,7 +88,7 @@ def test_a_launch_leaves_the_run_folder_of_the_design(row: Row, launched: Launch
 
 
 def check_files(run: Finished, row: Row) -> None:
-    names = {"config.yaml", "environment.json", "metrics.jsonl", "result.json", "logs"}
+    names = {".claim", "config.yaml", "environment.json", "metrics.jsonl", "result.json", "logs"}
     if row.task == "train":
         names |= {"checkpoints", "visualdl"}
     assert {path.name for path in run.folder.iterdir()} == names

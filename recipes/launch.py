@@ -497,8 +497,8 @@ class Job:
 
     def _leave_result(self, status: str, failure: Failure | None = None) -> None:
         """Write ``result.json``, unless a run that was to be continued has its own there, or
-        another run, or node 0 of this one, holds the folder."""
-        if self.run_folder.result.exists():
+        another run, or node 0 of this one, holds the folder, or the folder was removed."""
+        if self.run_folder.result.exists() or not self.run_folder.path.exists():
             return
         if not self._claimed:
             try:

@@ -29,6 +29,7 @@ import numpy as np
 
 from recipes.config import UserError
 from recipes.cores import usable_cores
+from recipes.in_place import check_in_place
 from recipes.mounts import IMAGE_FILE, on_the_host
 from recipes.topology import Topology
 from recipes.writable import cannot_write
@@ -141,7 +142,8 @@ class MetricsLog:
     A last line without its end (of a process that was killed while writing) is dropped.
 
     Raises:
-        UserError: the file cannot be written, or a line in it is no JSON object.
+        UserError: the file cannot be written, it is no longer in its place, or a line in it is no
+            JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,6 +165,7 @@ class MetricsLog:
                 self._stream = self.path.open("a", encoding="utf-8")
             self._stream.write(_line(whole))
             self._stream.flush()
+            check_in_place(self._stream, self.path)
         except OSError as error:
             self._abandon()
             raise cannot_write(self.path, error) from error

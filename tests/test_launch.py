@@ -156,7 +156,7 @@ def test_a_run_that_completed_as_the_signal_came_has_completed(tmp_path: Path) -
 def test_a_result_that_cannot_be_written_makes_no_second_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = a_job(Config(), Path("/proc/none"))
+    job = a_job(Config(), Path("/proc/self"))
     job._begun = job._claimed = True
     assert job.failed(node_failure(0, "UserError", "bad", "mend it")) == 1
     said = capsys.readouterr().err

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -253,6 +254,22 @@ def test_a_loss_that_is_not_finite_leaves_the_good_checkpoint(tmp_path: Path) ->
     assert [event["step"] for event in run.events("train")] == [1, 2]
     for line in (run.folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_folder_that_is_removed_ends_the_run(tmp_path: Path, devices: int) -> None:
+    with started(
+        tmp_path / "run", *ENDLESS, f"topology.devices={devices}", "save.every_epochs=1000"
+    ) as running:
+        running.wait_for_step(5)
+        shutil.rmtree(running.folder)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    assert run.status == 1
+    assert "Traceback" not in run.said
+    assert run.said.count("error:") == 1, run.said
+    assert f"error: {run.folder} was removed" in run.errors
+    assert not run.folder.exists()
 
 
 def refuse(constant: str) -> None:

@@ -239,6 +239,11 @@ def verify(path: Path) -> None:
     _steadily(lambda: pointers.follow(path), manifest.verify)
 
 
+def any_in(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint that `newest` would look at, usable or not."""
+    return bool(_by_age(folder))
+
+
 def newest(folder: Path, report: Callable[[str], None] | None = None) -> Path | None:
     """The checkpoint written last into `folder` among those that are complete and unaltered.
 

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import backbones, models, reading
+from recipes import backbones, checkpoint, models, reading
 from recipes.config import ModelConfig, UserError, explain
 from recipes.printable import printable
 from recipes.telemetry import RunFolder
@@ -80,6 +80,25 @@ def config_beside(path: Path) -> Path | None:
     return None
 
 
+def goes_on_from(resume: str | None, run: RunFolder) -> str:
+    """What a further attempt at a run continues, as ``resume=`` says it.
+
+    Its own newest checkpoint (``auto``); before it has one, the checkpoint of another run that it
+    was to continue.
+
+    Args:
+        resume: of the attempt before, or of the command line.
+
+    Raises:
+        UserError: the run's ``config.yaml`` is no configuration.
+    """
+    if checkpoint.any_in(run.checkpoints):
+        return "auto"
+    if resume not in (None, "auto"):
+        return str(resume)
+    return _began_from(run) or "auto"
+
+
 def read(file: Path) -> dict[str, Any]:
     """The settings in a run folder's ``config.yaml`` by key, such as ``model.name``.
 
@@ -105,9 +124,18 @@ def _file_of(composed: DictConfig, folder: Path) -> Path | None:
         return None
     if resume != "auto":
         return config_beside(Path(resume))
-    # Without a checkpoint nothing is continued: the run begins anew, as the command line says.
+    # Where nothing is continued, the run begins anew, as the command line says.
     own = RunFolder(folder)
-    return config_beside(folder) if any(own.checkpoints.glob("step-*")) else None
+    goes_on = checkpoint.any_in(own.checkpoints) or _began_from(own) is not None
+    return config_beside(folder) if goes_on else None
+
+
+def _began_from(run: RunFolder) -> str | None:
+    """The checkpoint of another run that this one was to continue when it was started last."""
+    if not run.config.exists():
+        return None
+    resume = read(run.config).get("resume")
+    return str(resume) if resume not in (None, "auto") else None
 
 
 def _named(settings: Sequence[str], conf: Path, recipe_of_run: Any) -> Iterator[str]:

@@ -22,6 +22,7 @@ from recipes import (
     checkpoint,
     claim,
     data,
+    earlier_run,
     ending,
     foresight,
     home,
@@ -207,7 +208,7 @@ class Job:
                     raise
                 report_failure(failed.failure, self.identity.node)
                 _log.warning("starting again from the last checkpoint, %d restarts left", left - 1)
-                self.config.resume = "auto"
+                self.config.resume = earlier_run.goes_on_from(self.config.resume, self.run_folder)
                 if isinstance(self._line, Member):
                     if lost:
                         self._connect(self._line)
@@ -531,12 +532,16 @@ def begin(config: Config, run_folder: telemetry.RunFolder) -> None:
     """Leave ``config.yaml`` in a new run folder, which this run has claimed.
 
     A run that is to be continued is not touched: rank 0 replaces its files once it has accepted
-    the checkpoint.
+    the checkpoint. One that has no checkpoint yet, and was to continue another run's, still does.
 
     Raises:
-        UserError: the folder holds a run already and ``resume=auto`` does not continue it.
+        UserError: the checkpoint that it continues is gone, or the folder holds a run already and
+            ``resume=auto`` does not continue it.
     """
     worker.refuse_used(config, run_folder)  # another may have come and gone until it was claimed
+    if config.resume == "auto":
+        config.resume = earlier_run.goes_on_from(config.resume, run_folder)
+        check_checkpoint(config)
     if not run_folder.metrics.exists():
         telemetry.write_text(run_folder.config, dump(config))
 

@@ -47,6 +47,8 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
         composed, path = compose_unchecked(conf, settings)
         config = from_hydra(earlier_run.with_its_settings(composed, settings, path, conf))
         refuse_used(config, telemetry.RunFolder(path))
+        if config.resume == "auto":
+            config.resume = earlier_run.goes_on_from(config.resume, telemetry.RunFolder(path))
         return config, path
     # Not the run folder's copy: nodes may share that folder and differ in where their data is.
     given = Path(os.environ.get(REPORTS_VARIABLE, "")) / "config.yaml"

@@ -94,6 +94,14 @@ def test_resume_auto_takes_over_once_there_is_a_checkpoint(run: Path) -> None:
     assert composed("resume=auto", folder=run).model.name == "ResNet18"
 
 
+def test_resume_auto_takes_over_what_was_to_be_continued(run: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    made = config.compose(CONF, ["recipe=cifar10_resnet18", f"resume={run}"])[0]
+    (begun / "config.yaml").write_text(config.dump(made))
+    assert composed("resume=auto", folder=begun).dataset.name == "cifar10"
+
+
 def test_a_batch_that_is_named_is_taken(run: Path) -> None:
     made = composed(f"resume={run}", "global_batch_size=24", "batch_size=null")
     assert (made.global_batch_size, made.batch_size) == (24, 24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 from claims import held_elsewhere
 
 from recipes import config, launch, telemetry
+from recipes.checkpoint import save
 from recipes.config import Config, TaskConfig, TopologyConfig, UserError
 from recipes.ending import Interrupted, Watch
 from recipes.launch import Job, begin
-from recipes.rendezvous import node_failure
+from recipes.rendezvous import JobFailed, node_failure
+from recipes.snapshot import Snapshot
 from recipes.topology import NodeIdentity
 
 # --- what is shown
@@ -78,6 +81,59 @@ def test_a_result_is_left_in_a_folder_of_its_own_alone(tmp_path: Path) -> None:
     assert not job.run_folder.result.exists()
     job.interrupted(Interrupted(signal.SIGTERM))
     assert job.run_folder.result.exists()
+
+
+# --- a further attempt
+
+
+def a_checkpoint(folder: Path) -> Path:
+    return save(folder / "checkpoints", Snapshot({}, {}, {"step": 1}), best=False, keep=1)
+
+
+def test_an_attempt_before_the_first_checkpoint_continues_what_the_run_was_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def attempt(job: Job, number: int) -> None:
+        asked.append(job.config.resume)
+        if number == 0:
+            begin(job.config, job.run_folder)
+        if number == 2:
+            a_checkpoint(job.run_folder.path)
+        if number < 4:
+            raise JobFailed(node_failure(0, "RankDied", "rank 1 was ended", ""), again=True)
+
+    monkeypatch.setattr(Job, "_attempt", attempt)
+    other = a_checkpoint(tmp_path / "other")
+    made = config.with_batch_sizes(Config(batch_size=8, resume=str(other), restarts=4))
+    a_job(made, tmp_path / "run").run_until_done()
+    assert asked == [str(other), str(other), str(other), "auto", "auto"]
+
+
+def test_a_run_that_is_continued_before_its_first_checkpoint_continues_the_other_one(
+    tmp_path: Path,
+) -> None:
+    other, run = a_checkpoint(tmp_path / "other"), telemetry.RunFolder(tmp_path / "run")
+    begin(config.with_batch_sizes(Config(batch_size=8, resume=str(other))), run)
+    run.metrics.write_text("")
+    for _ in range(2):  # killed again
+        again = config.with_batch_sizes(Config(batch_size=8, resume="auto"))
+        begin(again, run)
+        assert again.resume == str(other)
+        run.config.write_text(config.dump(again))  # as rank 0 does
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(UserError, match="does not exist"):
+        begin(config.with_batch_sizes(Config(batch_size=8, resume="auto")), run)
+
+
+def test_a_run_with_checkpoints_of_its_own_continues_them(tmp_path: Path) -> None:
+    other, run = a_checkpoint(tmp_path / "other"), telemetry.RunFolder(tmp_path / "run")
+    begin(config.with_batch_sizes(Config(batch_size=8, resume=str(other))), run)
+    a_checkpoint(run.path)
+    again = config.with_batch_sizes(Config(batch_size=8, resume="auto"))
+    begin(again, run)
+    assert again.resume == "auto"
 
 
 # --- endings

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launches import SMALL
-from running import Finished, launch, timeless
+from running import Finished, launch, started, timeless
 from test_launches import check_board, check_checkpoint, curves_of
 
 pytestmark = pytest.mark.launch
@@ -86,8 +88,16 @@ def test_another_run_goes_on_from_a_checkpoint(
 ) -> None:
     source = pieces[0].folder / "checkpoints" / "step-00000002"
     before = contents(pieces[0].folder)
-    run = launch(tmp_path / "new", *TWO_EPOCHS, f"resume={source}")
+    settings = (*TWO_EPOCHS, f"resume={source}", "restarts=1")
+    with started(tmp_path / "new", *settings) as running:
+        # A rank is killed before the new folder has a checkpoint of its own.
+        log, said = running.folder / "logs" / "rank-0.log", f"continuing after step 2 from {source}"
+        running.wait_until(lambda: log.exists() and said in log.read_text())
+        os.kill(running.rank(1), signal.SIGKILL)
+        run = running.finish()
     assert run.status == 0, run.said
+    assert "1 was ended by SIGKILL" in run.errors
+    assert run.output.count(said) == 2
     assert contents(pieces[0].folder) == before
     rest = range(3, STEPS + 1)
     assert [event["step"] for event in run.events("train")] == list(rest)

@@ -37,7 +37,7 @@ test-faults: setup  ## break real containers in every way, and print how each no
 	@$(BIN)/python -m pytest -q -m faults tests/container
 
 test-clusters: setup  ## runs under real Slurm, over real SSH, and with Compose
-	@$(BIN)/python -m pytest -q -m clusters tests/cluster tests/container
+	@$(BIN)/python -m pytest -q -m clusters tests/cluster tests/container tests/integration
 
 chaos: setup  ## kill a training at random moments, resume it on random topologies, and compare
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)

@@ -25,6 +25,7 @@ from recipes import (
     earlier_run,
     ending,
     foresight,
+    halted,
     home,
     interruption,
     launcher_environment,
@@ -474,26 +475,31 @@ class Job:
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
         meeting.environment[telemetry.COMMAND_VARIABLE] = shlex.join(sys.argv[1:])
         with Ranks(self.config, self.run_folder, meeting) as ranks:
-            asked = told = False
+            asked = suspected = False
 
             def look_around() -> bool:
-                nonlocal asked, told
+                nonlocal asked, suspected
                 asked |= self._line.check()
-                if asked and not told and ranks.suspect is not None:
-                    told = True
+                if asked and not suspected and ranks.suspect is not None:
+                    suspected = True
                     self._line.tell(ranks.suspect)
                 if self._line.stop_step is not None:
                     ranks.ask_to_stop(self._line.stop_step)
                 return asked
 
             self._steps = ranks.steps
+            silence = self.config.deadlines.silence
             try:
                 failure = ranks.follow(look_around)
+            except JobFailed as failed:
+                told = halted.blame(failed.failure, self.identity.node, ranks.halted, silence)
+                raise JobFailed(told, again=failed.again) from None
             except Interrupted:
                 ranks.stop(self._line.stop_all)
                 self._not_saved = ranks.failure_while_stopping()
                 raise
             if failure is not None:
+                failure = halted.blame(failure, self.identity.node, ranks.halted, silence)
                 raise self._line.report(failure)
 
     def _leave_result(self, status: str, failure: Failure | None = None) -> None:

@@ -169,6 +169,7 @@ class Halts:
     its machine is to be blamed for that time, since the ranks may have been halted with it."""
 
     _UNUSUAL_SECONDS = 2.0  # between two looks
+    _RECENT_SECONDS = 30.0
 
     def __init__(self) -> None:
         self._looked = time.monotonic()
@@ -187,6 +188,12 @@ class Halts:
         """Seconds of the last `age` seconds in which this process was halted."""
         began = time.monotonic() - age
         return sum(min(seconds, at - began) for at, seconds in self._halts if at > began)
+
+    @property
+    def recent(self) -> float:
+        """Seconds of the longest halt that was noticed shortly before."""
+        since = time.monotonic() - self._RECENT_SECONDS
+        return max((seconds for at, seconds in self._halts if at > since), default=0.0)
 
 
 def is_overdue(mark: Mark, deadlines: DeadlinesConfig, halts: Halts) -> bool:

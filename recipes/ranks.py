@@ -234,6 +234,11 @@ class Ranks:
         return min(own, key=lambda report: float(report["time"]), default=None)
 
     @property
+    def halted(self) -> float:
+        """Seconds for which this node's parent was halted shortly before."""
+        return self._halts.recent
+
+    @property
     def suspect(self) -> Failure | None:
         """A rank of this node that holds up the others, if one has been found."""
         return self._suspect

@@ -44,10 +44,9 @@ from recipes.manifest import (
     manifest_of,
     not_understood,
 )
+from recipes.pointers import LOOKS, Missing
 from recipes.printable import SHOWN, listed, printable
 from recipes.snapshot import Snapshot
-
-LOOKS = 20  # at a folder that changes while it is read, before it is taken as it is
 
 _FINAL = re.compile(r"step-(?P<step>\d{8,})")
 _REPLACED = re.compile(r"\.(step-(?P<step>\d{8,}))\.replaced-\d+")
@@ -129,7 +128,7 @@ def load(path: Path) -> Snapshot:
         Damaged: a file is missing, shorter or longer than recorded, or altered.
         UserError: it cannot be read, and may be intact.
     """
-    return _steadily(lambda: pointers.follow(path), _load)
+    return _steadily(lambda: _followed(path), _load)
 
 
 def _load(path: Path) -> Snapshot:
@@ -147,6 +146,10 @@ def _load(path: Path) -> Snapshot:
     if not isinstance(state, dict):
         raise not_understood(path, STATE, "it holds no keys")
     return Snapshot(arrays[MODEL], arrays[OPTIMIZER], state, arrays.get(RANKS, {}))
+
+
+def _followed(path: Path) -> Path:
+    return pointers.looked_again(lambda: pointers.follow(path))
 
 
 def _steadily(find: Callable[[], Path], read: Callable[[Path], T]) -> T:
@@ -236,7 +239,7 @@ def verify(path: Path) -> None:
     Raises:
         UserError: naming the file and what differs.
     """
-    _steadily(lambda: pointers.follow(path), manifest.verify)
+    _steadily(lambda: _followed(path), manifest.verify)
 
 
 def any_in(folder: Path) -> bool:
@@ -319,17 +322,20 @@ def existing(name: str) -> Path:
     Raises:
         UserError: it does not exist, leads nowhere, is one file of a checkpoint, or holds none.
     """
-    path = Path(name)
+    return pointers.looked_again(lambda: _existing(Path(name)))
+
+
+def _existing(path: Path) -> Path:
     try:
         found = path.exists() or path.is_symlink()
     except OSError as error:  # a folder on the way that may not be searched, a name too long
         raise UserError(f"checkpoint {printable(path, 300)}: {error.strerror}") from None
     if not found:
-        raise UserError(f"checkpoint {path}: does not exist", _nearby(path))
+        raise Missing(f"checkpoint {path}: does not exist", _nearby(path))
     try:
         real = pointers.follow(path)
     except UserError as error:
-        raise UserError(error.message, error.remedy or _nearby(path)) from None
+        raise type(error)(error.message, error.remedy or _nearby(path)) from None
     if real.is_file() and path.name in (*FILES, RANKS, MANIFEST):
         raise UserError(
             f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
@@ -352,8 +358,8 @@ def _may_hold_some(path: Path) -> bool:
     return any(_FINAL.fullmatch(each.name) for each in holder.iterdir())
 
 
-def _holds_none(path: Path) -> UserError:
-    return UserError(
+def _holds_none(path: Path) -> Missing:
+    return Missing(
         f"checkpoint {path}: not a checkpoint (no {MANIFEST}), and no complete checkpoint is in it",
         _nearby(path),
     )
@@ -374,7 +380,11 @@ def resolve(
     """
     if resume == "auto":
         return newest(run_folder / "checkpoints", report)
-    path = pointers.follow(existing(resume))
+    return pointers.looked_again(lambda: _resolve(resume, report))
+
+
+def _resolve(resume: str, report: Callable[[str], None] | None) -> Path:
+    path = pointers.follow(_existing(Path(resume)))
     try:
         if (path / MANIFEST).exists() or _FINAL.fullmatch(path.name):
             return path

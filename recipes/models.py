@@ -467,8 +467,8 @@ def fetch_pretrained(config: ModelConfig) -> Path | None:
 
 def _local(pretrained: str) -> Path:
     path = expand_user(pretrained)
-    if path.name in pointers.NAMES and path.exists():
-        path = pointers.follow(path)
+    if path.name in pointers.NAMES and os.path.lexists(path):
+        path = pointers.looked_again(lambda: pointers.follow(expand_user(pretrained)))
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():

@@ -9,15 +9,43 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from recipes.config import UserError
 
 NAMES = ("last", "best")
+LOOKS = 20  # for what is missing; a writer replaces and removes it in a moment
+PAUSE = 0.01  # seconds between two
 # What a file system without symbolic links says to one.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EACCES)
 _TARGET = re.compile(r"step-\d{8,20}", re.ASCII)
 _LONGEST = 64  # bytes of such a file
+
+T = TypeVar("T")
+
+
+class Missing(UserError):
+    """What a path or a pointer names is not there; it may be just now."""
+
+
+def looked_again(look: Callable[[], T]) -> T:
+    """What `look` returns, called again for a moment while something is missing.
+
+    A writer lets a pointer lead on and removes what it led to before, and gives a new checkpoint
+    the name of an old one. Whoever reads between the two finds nothing there.
+
+    Raises:
+        Missing: it stays so.
+    """
+    for _ in range(LOOKS - 1):
+        try:
+            return look()
+        except Missing:
+            time.sleep(PAUSE)
+    return look()
 
 
 def point(pointer: Path, target: str) -> None:
@@ -48,7 +76,8 @@ def follow(path: Path) -> Path:
     """Where a path leads: through links and pointer files, to what is there.
 
     Raises:
-        UserError: it leads to nothing, to itself, or cannot be followed.
+        Missing: to nothing.
+        UserError: to itself, or it cannot be followed.
     """
     try:
         real = Path(os.path.realpath(path, strict=True))
@@ -56,7 +85,7 @@ def follow(path: Path) -> Path:
             return real
         target = Path(os.path.realpath(real.with_name(_target(real)), strict=True))
     except FileNotFoundError:
-        raise UserError(f"checkpoint {path}: a link to nothing") from None
+        raise Missing(f"checkpoint {path}: a link to nothing") from None
     except OSError as error:
         reason = "a link to itself" if error.errno == errno.ELOOP else error.strerror
         raise UserError(f"checkpoint {path}: {reason}") from None

@@ -545,11 +545,13 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
 
 
 WRITER = """
-    import sys
+    import os, sys
     from pathlib import Path
     import numpy as np
     from recipes.checkpoint import Snapshot, save
     folder, step = Path(sys.argv[1]), int(sys.argv[2])
+    if "fast" in sys.argv:
+        os.fsync = lambda descriptor: None
     print("ready", flush=True)
     while True:
         step += step % 3 != 0 or np.random.rand() < 0.5  # some steps are written twice
@@ -559,8 +561,8 @@ WRITER = """
 """
 
 
-def start_writer(folder: Path, step: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder), str(step)]
+def start_writer(folder: Path, step: int, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder), str(step), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -626,6 +628,46 @@ def test_a_reader_beside_a_writer_sees_whole_checkpoints_only(tmp_path: Path) ->
         writer.kill()
         writer.wait()
     drain.join()
+
+
+def test_nothing_is_missing_beside_a_fast_writer(tmp_path: Path) -> None:
+    run, folder, elsewhere = tmp_path, tmp_path / "checkpoints", tmp_path / "elsewhere"
+    writer = start_writer(folder, 0, "fast")
+    assert writer.stdout is not None
+    try:
+        while writer.stdout.readline().strip() != "4":  # the first best one
+            assert writer.poll() is None
+        drain = threading.Thread(target=writer.stdout.read)
+        drain.start()
+        complaints: list[str] = []
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            for path in (folder / "last", folder / "best", folder, run):
+                assert checkpoint.existing(str(path)) == path
+                assert checkpoint.resolve(str(path), elsewhere, complaints.append) is not None
+                assert checkpoint.find(str(path), elsewhere, complaints.append) is not None
+            for pointer in (folder / "last", folder / "best"):
+                checkpoint.load(pointer)
+                checkpoint.verify(pointer)
+            assert checkpoint.find("auto", run, complaints.append) is not None
+            assert checkpoint.any_in(folder)
+        assert complaints == []
+    finally:
+        writer.kill()
+        writer.wait()
+    drain.join()
+
+
+@pytest.mark.timeout(30)
+def test_what_stays_missing_is_told_soon(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, snapshot(1), best=False, keep=1)
+    (tmp_path / "best").symlink_to("step-00000002")
+    for name in ("best", "step-00000002", "none/at/all"):
+        for read in (checkpoint.existing, lambda path: checkpoint.resolve(path, tmp_path)):
+            began = time.monotonic()
+            with pytest.raises(UserError, match=r"a link to nothing|does not exist"):
+                read(str(tmp_path / name))
+            assert time.monotonic() - began < 5
 
 
 def test_no_paddle_is_needed_to_read_a_checkpoint(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ def status_of(number: int) -> int:
     return 128 + number
 
 
+def number_of(name: str) -> int | None:
+    """The number of a signal that asks for the end, by its name; None for other words."""
+    return next((number for number in POLITE if number.name == name), None)
+
+
 def saving_seconds(grace: float) -> float:
     """How much of the grace period a step and its checkpoint may take; the rest is for the ends of
     the processes."""

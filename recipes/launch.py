@@ -220,10 +220,11 @@ class Job:
         status."""
         if self._result_time() != self._earlier and self._ended_as("completed"):
             return self._completed()  # before the signal could mean anything
-        print(
-            f"interrupted by {interrupt}; results: {mounts.on_the_host(self.run_folder.path)}",
-            flush=True,
-        )
+        return self._end_interrupted(f"interrupted by {interrupt}", interrupt.number)
+
+    def _end_interrupted(self, how: str, number: int) -> int:
+        results = f"; results: {mounts.on_the_host(self.run_folder.path)}"
+        print(f"{how}{results if self.identity.node == 0 else ''}", flush=True)
         if self._not_saved is not None:  # whoever starts it again would lose the same again
             return self.failed(self._not_saved)
         failure = self._leave_last_result("interrupted", self._loss())
@@ -232,16 +233,16 @@ class Job:
         if self.config.task.name == "train" and interruption.last_saved(self.run_folder):
             command = interruption.command_to_go_on(sys.argv[1:], self.run_folder.path)
             print(f"to go on: {command}", flush=True)
-        return ending.status_of(interrupt.number)
+        return ending.status_of(number)
 
     def failed(self, failure: Failure) -> int:
         """Tell a person, leave the result, and give the exit status."""
-        elsewhere = failure["type"] == "Interrupted"  # a signal on another node
-        told = self._leave_last_result(
-            "interrupted" if elsewhere else "failed", None if elsewhere else failure
-        )
+        number = ending.number_of(failure["type"])
+        if number is not None:  # a signal to another node
+            return self._end_interrupted(f"interrupted: {failure['message']}", number)
+        told = self._leave_last_result("failed", failure)
         report_failure(told or failure, self.identity.node)
-        refused = failure["fatal"] and not self._begun and not elsewhere
+        refused = failure["fatal"] and not self._begun
         return ending.REFUSED if refused else ending.FAILED
 
     def last_words(self) -> None:
@@ -348,7 +349,7 @@ class Job:
             self._line.tell(
                 node_failure(
                     self.identity.node,
-                    "Interrupted",
+                    str(interrupt),
                     f"node {self.identity.node} was asked to end by {interrupt}",
                     "",
                     fatal=True,
@@ -492,6 +493,9 @@ class Job:
             try:
                 failure = ranks.follow(look_around)
             except JobFailed as failed:
+                if ending.number_of(failed.failure["type"]) and self._line.stop_step is not None:
+                    ranks.let_save()  # the other node need not wait for this one's disk
+                    self._not_saved = ranks.failure_while_stopping()
                 told = halted.blame(failed.failure, self.identity.node, ranks.halted, silence)
                 raise JobFailed(told, again=failed.again) from None
             except Interrupted:

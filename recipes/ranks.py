@@ -203,6 +203,15 @@ class Ranks:
         step = last + 2 + math.ceil(rate * notice)
         tell_others(step)
         self.ask_to_stop(step)
+        self.let_save(began)
+
+    def let_save(self, began: float | None = None) -> None:
+        """Let ranks that were asked to stop end by themselves, for a few seconds.
+
+        Args:
+            began: when the first of those began; None: now.
+        """
+        began = time.monotonic() if began is None else began
         ends = began + saving_seconds(self._config.deadlines.grace)
         while time.monotonic() < ends and self._launcher.poll() is None:
             self._copy()

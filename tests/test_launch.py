@@ -199,6 +199,19 @@ def test_what_kept_the_checkpoint_from_the_disk_is_told(
     assert "the disk is full" in capsys.readouterr().err
 
 
+def test_a_signal_to_another_node_interrupts_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(Config(), tmp_path)
+    failure = node_failure(1, "SIGTERM", "node 1 was asked to end by SIGTERM", "", fatal=True)
+    assert job.failed(failure) == 143
+    found = telemetry.read_result(telemetry.RunFolder(tmp_path))
+    assert (found.status, found.error) == ("interrupted", None)
+    said = capsys.readouterr()
+    assert "interrupted: node 1 was asked to end by SIGTERM; results: " in said.out
+    assert said.err == ""
+
+
 def test_a_run_that_completed_as_the_signal_came_has_completed(tmp_path: Path) -> None:
     job = a_job(Config(task=TaskConfig("smoke")), tmp_path)
     run = telemetry.RunFolder(tmp_path)

@@ -39,6 +39,7 @@ POSITIVE: dict[str, float] = {
     "dataset.image_size": 2**13,
     "dataset.num_classes": MOST_CLASSES,
     "dataset.prefetch": 1024,
+    "dataset.max_pixels": 65535.0**2,  # of the largest JPEG
     "dataset.train_size": 10**8,
     "dataset.eval_size": 10**8,
     "prepare.quality": 100,

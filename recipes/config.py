@@ -125,6 +125,9 @@ class DatasetConfig:
     workers: int = 0
     prefetch: int = 2  # batches prepared ahead; loader=paddle: by each loader process
     on_corrupt: str = "fail"  # fail, skip: what to do about an image that cannot be read
+    # An image of more is one that cannot be read: a small file may claim any size. A decoder takes
+    # up to 11 bytes a pixel.
+    max_pixels: int = 120_000_000
     max_skipped: int = 100  # with skip: more than this many on one rank end the run
     train_size: int | None = None  # synthetic: images an epoch
     eval_size: int | None = None  # synthetic: images an evaluation

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from recipes import processes, pulse, rank_signals, telemetry, worker
+from recipes import limits, processes, pulse, rank_signals, telemetry, worker
 from recipes.config import Config, Machine, dump, uses_gpu
 from recipes.ending import saving_seconds
 from recipes.launcher_environment import without_foreign
@@ -280,13 +280,22 @@ class Ranks:
             return min(reports.values(), key=lambda report: float(report["time"]))
         if self._deaths:  # a rank that broke while it ended, after its task
             return self._silent_end(next(iter(self._told()), next(iter(self._deaths))))
+        output = self._launcher_output()
+        if limits.told_by(output):
+            return self._describe(
+                None,
+                "LaunchError",
+                f"node {self._meeting.node}: paddle.distributed.launch could not start what it "
+                f"needs: a limit of the system is reached (limits here: {limits.in_force()})",
+                f"fewer ranks, dataset.workers or threads, or {limits.HIGHER}",
+            )
         when = "while its ranks were running" if self._pids else "before any rank started"
         return self._describe(
             None,
             "LaunchError",
             f"paddle.distributed.launch ended with status {status} {when}",
             "its output, printed above, says why",
-            traceback=self._launcher_output()[-3000:],
+            traceback=output[-3000:],
         )
 
     def _launcher_output(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, earlier_run, home, processes, rank_signals, telemetry
+from recipes import affinity, claim, earlier_run, home, limits, processes, rank_signals, telemetry
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
 from recipes.cores import usable_cores
@@ -261,6 +261,7 @@ def die_with_parent() -> None:
 
 def describe(error: BaseException, place: Place) -> dict[str, Any]:
     """An error as ``result.json`` holds it, with the time and the traceback besides."""
+    error = limits.told(error) or error
     user_error = isinstance(error, UserError)
     return {
         "time": time.time(),

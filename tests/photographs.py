@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,24 @@ def kinds(image: Image) -> dict[str, bytes]:
         "bmp": encoded(image, "BMP"),
     }
     return jpegs | others | {f"turned {value}": turned(image, value) for value in range(1, 9)}
+
+
+def claiming(width: int, height: int) -> dict[str, bytes]:
+    """Small files, by name, that say that they hold so many pixels; at most 65,535 a side."""
+    small, sizes = picture(16, 16), struct.pack(">HH", height, width)
+    baseline, progressive = bytearray(encoded(small)), bytearray(encoded(small, progressive=True))
+    for content, marker in ((baseline, b"\xff\xc0"), (progressive, b"\xff\xc2")):
+        at = content.index(marker) + 5
+        content[at : at + 4] = sizes
+    png = bytearray(encoded(small, "PNG"))
+    png[16:24] = struct.pack(">II", width, height)
+    png[29:33] = struct.pack(">I", zlib.crc32(png[12:29]))
+    bitmap = bytearray(encoded(small, "BMP"))
+    bitmap[18:26] = struct.pack("<II", width, height)
+    gif = bytearray(encoded(small, "GIF", "P"))
+    gif[6:10] = struct.pack("<HH", width, height)
+    files = {"jpeg": baseline, "progressive": progressive, "png": png, "bmp": bitmap, "gif": gif}
+    return {name: bytes(content) for name, content in files.items()}
 
 
 def photo_folder(root: Path, train: list[bytes], held_out: list[bytes]) -> Path:

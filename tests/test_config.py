@@ -256,7 +256,7 @@ POSITIVE = [
     *("dataset.train_size", "dataset.eval_size", "model.num_classes", "optimizer.clip_norm"),
     *("amp.initial_loss_scale", "optimizer.epsilon", "schedule.gamma", "deadlines.start"),
     *("deadlines.prepare", "deadlines.step", "deadlines.silence", "deadlines.grace"),
-    "benchmark.steps",
+    *("deadlines.read", "dataset.max_pixels", "benchmark.steps"),
     *("benchmark.repeats", "prepare.quality", "prepare.shard_mib", "prepare.workers"),
     *("gradients.bucket_mib", "save.every_steps"),
 ]

@@ -12,6 +12,7 @@ import PIL.Image
 import simplejpeg
 
 from recipes.data.augmentation import Image
+from recipes.data.decoding import MAX_PIXELS
 from recipes.data.jpeg import Scratch, decode_exactly, segments
 from recipes.data.jpeg_tiles import interval_for, with_table
 
@@ -54,7 +55,13 @@ class Stored(NamedTuple):
     width: int
 
 
-def convert(content: bytes, name: str, conversion: Conversion, scratch: Scratch) -> Stored:
+def convert(
+    content: bytes,
+    name: str,
+    conversion: Conversion,
+    scratch: Scratch,
+    max_pixels: int = MAX_PIXELS,
+) -> Stored:
     """Convert an image file's content.
 
     The image is decoded in any case, so that a broken one is found now and not in training. What
@@ -64,11 +71,12 @@ def convert(content: bytes, name: str, conversion: Conversion, scratch: Scratch)
     Args:
         name: what errors call it.
         scratch: of the thread that calls.
+        max_pixels: of the image.
 
     Raises:
         UnreadableImage: naming `name` and the reason.
     """
-    pixels = decode_exactly(content, name, scratch)
+    pixels = decode_exactly(content, name, scratch, max_pixels)
     height, width = reduced_size(pixels.shape[0], pixels.shape[1], conversion.short_side)
     if conversion.format == "raw":
         return Stored(_reduce(pixels, height, width).tobytes(), height, width)

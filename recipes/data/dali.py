@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recipes.config import UserError
 from recipes.data.augmentation import CROP_UNIFORMS, choose_crop
 from recipes.data.base import Arrays, Stream, stack
-from recipes.data.decoding import decode
+from recipes.data.decoding import decode, refuse_large
 from recipes.data.decoding_threads import portions
 from recipes.data.in_hand import Patience
 from recipes.data.jpeg import read_frame
@@ -220,10 +220,13 @@ class DaliPipeline(Stream):
     def _encode(self, source: int) -> _Encoded:
         content = self._dataset.content(source)
         if not isinstance(content, np.ndarray):
+            name, most = self._dataset.path(source), self._dataset.max_pixels
             frame = read_frame(content)
+            if frame is not None:
+                refuse_large(frame.width, frame.height, name, most)
             if frame is not None and frame.rows_in_order and frame.colours != "RGB":
                 return _Encoded(np.frombuffer(content, np.uint8), frame.height, frame.width)
-            content = decode(content, self._dataset.path(source))
+            content = decode(content, name, most)
         bitmap = io.BytesIO()
         PIL.Image.fromarray(content).save(bitmap, "BMP")
         return _Encoded(np.frombuffer(bitmap.getbuffer(), np.uint8), *content.shape[:2])

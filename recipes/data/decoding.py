@@ -12,14 +12,26 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
+from recipes import limits
+from recipes.config import DatasetConfig
 from recipes.data.augmentation import Image
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
 
 
+# What is tried, by what a file holds and not by its name. Others of Pillow's would start programs
+# (EPS) or hold images of other sizes than they say.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+MAX_PIXELS = DatasetConfig.max_pixels
+
 # Pillow warns of odd EXIF data and large images; what it can decode is good enough. Once for the
 # process, since `warnings.catch_warnings` around each call is not for threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+PIL.Image.MAX_IMAGE_PIXELS = None  # dataset.max_pixels is the limit, in every loader
+
+
+_MOST_BYTES_A_PIXEL = 8  # four channels of 16 bits
+_MOST_BESIDE = 1 << 26  # of a file: headers, colour profiles, previews
 
 
 class UnreadableImage(Exception):
@@ -28,23 +40,29 @@ class UnreadableImage(Exception):
     remedy = "replace or remove the file"
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
     """An image file's content.
+
+    Args:
+        max_pixels: of the image; a file that is longer than so many could be is not read.
 
     Raises:
         UnreadableImage: it is missing, empty, no file or cannot be read, naming the path and the
             reason.
+        UserError: this process may open no more files.
     """
     try:
-        content = _content(path)
+        content = _content(path, max_pixels)
     except OSError as error:
+        if (reached := limits.told(error)) is not None:
+            raise reached from error  # no fault of the image's
         raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from error
     if not content:
         raise UnreadableImage(f"{path}: the file is empty")
     return content
 
 
-def _content(path: str) -> bytes:
+def _content(path: str, max_pixels: int) -> bytes:
     """What `pathlib.Path.read_bytes` gives, by four calls of the system where it takes seven.
 
     At each of them threads hand over Python's lock, which is what holds many of them back.
@@ -55,6 +73,10 @@ def _content(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImage(f"{path}: it is {_kind(status.st_mode)}, not a file")
         size = status.st_size
+        if size > max_pixels * _MOST_BYTES_A_PIXEL + _MOST_BESIDE:
+            raise UnreadableImage(
+                f"{path}: {size} bytes, more than an image of dataset.max_pixels={max_pixels} has"
+            )
         content = os.read(file, size)
         while len(content) < size and (more := os.read(file, size - len(content))):
             content += more  # a call reads 2 GB at most
@@ -93,12 +115,25 @@ def _kind(mode: int) -> str:
     return "something else"
 
 
-def read_image(path: str) -> Image:
+def read_image(path: str, max_pixels: int = MAX_PIXELS) -> Image:
     """Read and decode an image file, see `read_file` and `decode`."""
-    return decode(read_file(path), path)
+    return decode(read_file(path, max_pixels), path, max_pixels)
 
 
-def decode(content: bytes | memoryview, name: str) -> Image:
+def refuse_large(width: int, height: int, name: str, max_pixels: int) -> None:
+    """See that an image is not larger than the limit, before memory is taken for it.
+
+    Raises:
+        UnreadableImage: naming `name`.
+    """
+    if width * height > max_pixels:
+        raise UnreadableImage(
+            f"{name}: it says that it has {width} x {height} pixels, more than "
+            f"dataset.max_pixels={max_pixels}"
+        )
+
+
+def decode(content: bytes | memoryview, name: str, max_pixels: int = MAX_PIXELS) -> Image:
     """Decode an image file's content.
 
     Grey, palette, CMYK and 16-bit images become RGB; an alpha channel is dropped, not blended (as
@@ -115,8 +150,11 @@ def decode(content: bytes | memoryview, name: str) -> Image:
         UnreadableImage: naming `name` and the reason.
     """
     try:
-        with PIL.Image.open(io.BytesIO(content)) as image:
+        with PIL.Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            refuse_large(*image.size, name, max_pixels)
             return _to_rgb(PIL.ImageOps.exif_transpose(image))
+    except UnreadableImage:
+        raise
     except PIL.UnidentifiedImageError:
         raise UnreadableImage(f"{name}: not an image that can be read") from None
     except Exception as error:  # Pillow's decoders raise many types on broken input

@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
+from multiprocessing import connection
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, NamedTuple
 
@@ -34,10 +35,12 @@ from recipes.data.in_hand import Patience
 from recipes.data.jpeg import Scratch
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import SampleKey
-from recipes.limits import cannot_start
+from recipes.limits import cannot_start, see_that_threads_start
 
 # A process takes as much of a batch at once as makes its messages small beside decoding.
 _TAKEN = 32
+_THREADS_NEEDED = 8
+_ENDING_SECONDS = 1.0  # for a killed process to end
 _HELD_BY_RANK = 3  # the batch asked for, the one in the training step, the one on its way to it
 
 
@@ -104,11 +107,12 @@ class Decoders:
                 first = pool.submit(int)  # forks them all
         except (OSError, RuntimeError) as error:
             self._context.kill()  # those that have started would wait for ever, and Python for them
-            number = len(self._context.started) + 1
+            self._context.release()  # for the messages and files that follow
+            number = min(len(self._context.started) + 1, self.processes)
             what = f"decoding process {number} of {self.processes}"
             raise cannot_start(what, error, "dataset.workers") from error
         with self.death_told():
-            first.result()
+            self.patience.result(first)
         return pool
 
     def __contains__(self, dataset: object) -> bool:
@@ -243,6 +247,7 @@ class DecodedStream(Stream):
 
 def _end_of(process: _Process) -> str:
     """How a process has ended, in words."""
+    process.join(_ENDING_SECONDS)
     code = process.exitcode
     if code is None or code >= 0:
         return f"status {code}"
@@ -326,14 +331,23 @@ class _Process(ForkProcess):
     number = 0  # among those of its executor, from 1 on
     _killed = False  # because of another one
 
+    def start(self) -> None:
+        super().start()
+        # Python's executor and Paddle need them later, and do not survive being denied one.
+        see_that_threads_start(_THREADS_NEEDED)
+
     def terminate(self) -> None:
-        self._killed = self.exitcode is None
+        self._killed = not self._has_ended()
         self.kill()
 
     @property
     def died_by_itself(self) -> bool:
         """Whether it is this one that broke the executor."""
-        return not self._killed and self.exitcode is not None
+        return self.pid is not None and not self._killed and self._has_ended()
+
+    def _has_ended(self) -> bool:
+        # Its files are closed a moment before the system tells its exit status.
+        return bool(connection.wait([self.sentinel], 0))
 
 
 class _Context(ForkContext):
@@ -354,6 +368,14 @@ class _Context(ForkContext):
         """A process is held by the system, perhaps so that even being killed has to wait."""
         self.given_up = True
         self.kill()
+
+    def release(self) -> None:
+        """Close the files by which the ends of killed processes are seen."""
+        for process in self.started:
+            if process.pid is not None:
+                process.join(_ENDING_SECONDS)
+                with suppress(ValueError):  # it has not ended
+                    process.close()
 
     def kill(self) -> None:
         """End those that have started, at once."""

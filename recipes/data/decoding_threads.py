@@ -163,12 +163,14 @@ def _read(
     content = dataset.content(source)
     if uniforms is None:
         if not isinstance(content, np.ndarray):
-            content = decode_exactly(content, dataset.path(source), scratch)
+            name, most = dataset.path(source), dataset.max_pixels
+            content = decode_exactly(content, name, scratch, most)
         out[...] = central_crop(content, len(out))
     elif isinstance(content, np.ndarray):
         out[...] = random_resized_crop(content, len(out), uniforms)
     else:
-        decode_random_crop(content, dataset.path(source), uniforms, out, scratch)
+        name, most = dataset.path(source), dataset.max_pixels
+        decode_random_crop(content, name, uniforms, out, scratch, most)
     return out
 
 

@@ -61,7 +61,7 @@ class FolderDataset(PhotoDataset):
         return os.path.join(self._root, self._names[index])  # noqa: PTH118 (ten times faster)
 
     def content(self, index: int) -> bytes:
-        return read_file(self.path(index))
+        return read_file(self.path(index), self.max_pixels)
 
 
 def dataset_root(config: DatasetConfig) -> Path:

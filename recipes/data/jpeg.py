@@ -18,7 +18,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from recipes.data.augmentation import Box, Image, choose_crop, crop, random_resized_crop
-from recipes.data.decoding import decode
+from recipes.data.decoding import MAX_PIXELS, decode, refuse_large
 from recipes.data.jpeg_tiles import RESTART_INTERVAL, cut
 
 _COLOURS = ("YCbCr", "RGB", "Gray")  # what becomes RGB without a colour profile or inversion
@@ -32,6 +32,7 @@ _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8", b"\xff\xd9"
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
 _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended, Huffman-coded
+_LOOK_EVERY = 64  # images
 _BLOCK = 16  # rows that are coded together, at most
 
 
@@ -40,10 +41,20 @@ class Scratch:
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
+        self._asked, self._most = 0, 0  # how often, and at most for how much, since the last look
 
     def of(self, count: int) -> NDArray[np.uint8]:
-        """At least `count` bytes: uint8[n]. What was in them before is lost."""
-        if len(self._memory) < count:
+        """At least `count` bytes: uint8[n]. What was in them before is lost.
+
+        One large image among small ones does not leave its memory here for good.
+        """
+        self._asked, self._most = self._asked + 1, max(self._most, count)
+        too_large = False
+        if self._asked == _LOOK_EVERY:
+            too_large = len(self._memory) > 2 * self._most
+            self._asked, self._most = 0, count
+        if len(self._memory) < count or too_large:
+            self._memory = np.empty(0, np.uint8)  # given back before more is taken
             self._memory = np.empty(count, np.uint8)
         return self._memory
 
@@ -59,7 +70,9 @@ class Frame(NamedTuple):
     colours: str  # as they are kept: YCbCr, RGB or Gray
 
 
-def decode_exactly(content: bytes | memoryview, name: str, scratch: Scratch) -> Image:
+def decode_exactly(
+    content: bytes | memoryview, name: str, scratch: Scratch, max_pixels: int = MAX_PIXELS
+) -> Image:
     """The pixels of `decoding.decode`, bit for bit, and its errors; faster for a JPEG.
 
     Returns:
@@ -67,13 +80,14 @@ def decode_exactly(content: bytes | memoryview, name: str, scratch: Scratch) -> 
     """
     frame = read_frame(content)
     if frame is not None:
+        refuse_large(frame.width, frame.height, name, max_pixels)
         try:
             buffer = scratch.of(frame.height * frame.width * 3)
             image: Image = simplejpeg.decode_jpeg(content, "RGB", buffer=buffer)
             return image
         except ValueError:
             pass  # Pillow judges
-    return decode(content, name)
+    return decode(content, name, max_pixels)
 
 
 def decode_random_crop(
@@ -82,6 +96,7 @@ def decode_random_crop(
     uniforms: NDArray[np.float64],
     out: Image,
     scratch: Scratch,
+    max_pixels: int = MAX_PIXELS,
 ) -> None:
     """`augmentation.random_resized_crop` of a file's content, within the decoder's tolerance.
 
@@ -99,6 +114,7 @@ def decode_random_crop(
     """
     frame = read_frame(content)
     if frame is not None:
+        refuse_large(frame.width, frame.height, name, max_pixels)
         box = choose_crop(uniforms[1:], frame.height, frame.width)
         try:
             scale = _scale(box, len(out))
@@ -111,7 +127,7 @@ def decode_random_crop(
             if uniforms[0] < 0.5:
                 cv2.flip(out, 1, dst=out)
             return
-    out[...] = random_resized_crop(decode(content, name), len(out), uniforms)
+    out[...] = random_resized_crop(decode(content, name, max_pixels), len(out), uniforms)
 
 
 def _scale(box: Box, side: int) -> int:

@@ -41,7 +41,7 @@ class PhotoDataset(ImageDataset):
     by the next readable image (training) or gets label -1 and a black image (evaluation).
 
     Args:
-        config: image_size, augment, on_corrupt and max_skipped are read.
+        config: image_size, augment, on_corrupt, max_skipped and max_pixels are read.
         split: "train" or "eval".
         labels: int64[N].
         classes: one name per label.
@@ -50,6 +50,7 @@ class PhotoDataset(ImageDataset):
         labels: int64[N].
         augment: whether images are seen through a random crop, else by their centre.
         train: whether this is the training split, whose images have replacements.
+        max_pixels: of an image; one that says it has more cannot be read.
         in_hand: which images are being read.
     """
 
@@ -67,7 +68,7 @@ class PhotoDataset(ImageDataset):
         self.mean, self.std = np.array(MEAN, np.float32), np.array(STD, np.float32)
         self.image_size, self.seed = config.image_size, seed
         self.train, self.augment = split == "train", split == "train" and config.augment
-        self.in_hand = InHand()
+        self.max_pixels, self.in_hand = config.max_pixels, InHand()
         self._skip, self._max_skipped = config.on_corrupt == "skip", config.max_skipped
 
     @abstractmethod
@@ -158,4 +159,6 @@ class PhotoDataset(ImageDataset):
 
     def _pixels(self, source: int) -> Image:
         content = self.content(source)
-        return content if isinstance(content, np.ndarray) else decode(content, self.path(source))
+        if isinstance(content, np.ndarray):
+            return content
+        return decode(content, self.path(source), self.max_pixels)

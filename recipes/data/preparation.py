@@ -35,7 +35,7 @@ from recipes.config import Config, UserError
 from recipes.cores import usable_cores
 from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
-from recipes.data.decoding import UnreadableImage, read_file
+from recipes.data.decoding import MAX_PIXELS, UnreadableImage, read_file
 from recipes.data.imagenet import LISTS, Listing, dataset_root, list_images
 from recipes.data.in_hand import InHand, Patience, Source, read_seconds
 from recipes.data.jpeg import Scratch
@@ -125,6 +125,7 @@ class Preparation:
         max_skipped: of images that cannot be read; None: the first one ends it.
         num_classes: see `list_images`.
         deadline: seconds for one image.
+        max_pixels: of a source image.
     """
 
     source: Path
@@ -135,6 +136,7 @@ class Preparation:
     max_skipped: int | None
     num_classes: int | None = None
     deadline: float = math.inf
+    max_pixels: int = MAX_PIXELS
 
     @property
     def unfinished(self) -> Path:
@@ -169,6 +171,7 @@ def prepare_or_verify(config: Config, display: StepDisplay, log: Callable[[str],
             max_skipped=config.dataset.max_skipped if skip else None,
             num_classes=config.dataset.num_classes,
             deadline=read_seconds(config.deadlines),
+            max_pixels=config.dataset.max_pixels,
         ),
         display,
         log,
@@ -525,8 +528,9 @@ class _Split:
         path = self._path(number)
         in_hand.take(number)
         try:
-            content = read_file(path)
-            stored = convert(content, path, self._preparation.conversion, self._scratch())
+            most = self._preparation.max_pixels
+            content = read_file(path, most)
+            stored = convert(content, path, self._preparation.conversion, self._scratch(), most)
         except UnreadableImage as error:
             return error
         finally:

@@ -177,3 +177,17 @@ def test_scratch_is_used_again() -> None:
     second = decode_exactly(KINDS["jpeg grey"], "x", scratch)
     assert np.shares_memory(first, second)
     assert scratch.of(10) is scratch.of(90 * 130 * 3)
+
+
+def test_scratch_shrinks_again_after_a_large_image() -> None:
+    scratch = Scratch()
+    scratch.of(10**8)
+    sizes = [len(scratch.of(1000 + number)) for number in range(200)]
+    assert sizes[0] == 10**8
+    assert sizes[-1] < 2000
+
+
+def test_scratch_stays_where_large_images_come_again_and_again() -> None:
+    scratch = Scratch()
+    kept = scratch.of(10**6)
+    assert all(scratch.of(10**6 if n % 20 == 0 else 10) is kept for n in range(300))

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from photographs import kinds, photo_folder, picture
+from photographs import claiming, encoded, kinds, photo_folder, picture
 
 from recipes.config import Config, DatasetConfig, DeadlinesConfig, UserError
 from recipes.data import Plan, build
@@ -375,6 +375,43 @@ def test_a_read_that_does_not_return_ends_with_the_path(place: Place, photos: Pa
     assert "deadlines.read" in error.value.remedy
     assert error.value.may_pass
     assert time.monotonic() - start < 20
+
+
+BOMBS = claiming(60_000, 60_000)
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("place", [Place("paddle", 0), THREAD, PROCESSES], ids=str)
+def test_a_file_that_claims_too_many_pixels_is_refused_by_every_loader(
+    place: Place, kind: str, tmp_path: Path
+) -> None:
+    """Where nothing refused it, decoding would take 11 GB."""
+    contents = [encoded(picture(20, 30, seed)) for seed in range(4)]
+    root = photo_folder(tmp_path, [*contents[:2], BOMBS[kind], *contents[2:]], contents)
+    run = of(THREAD, root)
+    run.loader, run.dataset.workers = place
+    chosen = plan(size=5, global_batch=5, shuffle=False)
+    with pytest.raises(UserError, match=r"train/.*: it says that it has 60000 x 60000 pixels"):
+        list(train_loader(build(run.dataset, "train", 5), chosen, 0, 0, run))
+    run.dataset.on_corrupt = "skip"
+    (batch,) = train_loader(build(run.dataset, "train", 5), chosen, 0, 0, run)
+    assert (batch.sources != batch.indices).sum() == 1
+
+
+@pytest.mark.parametrize("place", [Place("paddle", 0), THREAD, PROCESSES], ids=str)
+def test_the_largest_image_that_is_read_is_a_setting(place: Place, tmp_path: Path) -> None:
+    contents = [encoded(picture(20, 30, seed)) for seed in range(4)]
+    run = of(THREAD, photo_folder(tmp_path, contents, contents))
+    run.loader, run.dataset.workers = place
+    for most, fits in ((600, True), (599, False)):
+        run.dataset.max_pixels = most
+        chosen = plan(size=4, global_batch=4)
+        loader = train_loader(build(run.dataset, "train", 5), chosen, 0, 0, run)
+        if fits:
+            assert len(list(loader)) == 1
+        else:
+            with pytest.raises(UserError, match=r"30 x 20 pixels, more than dataset.max_pixels"):
+                list(loader)
 
 
 def test_a_read_is_given_up_before_its_step_is() -> None:

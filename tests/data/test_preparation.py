@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,12 +20,13 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from photographs import claiming
 
 from recipes.config import DatasetConfig, UserError
 from recipes.data import build
 from recipes.data import preparation as preparing
 from recipes.data.conversion import Conversion
-from recipes.data.decoding import decode
+from recipes.data.decoding import decode, read_file
 from recipes.data.photographs import PhotoDataset
 from recipes.data.preparation import Preparation, prepare_shards, verify_prepared
 from recipes.data.shards import UNFINISHED, Manifest
@@ -141,7 +143,7 @@ def test_a_real_kill_is_survived(tmp_path: Path) -> None:
     source = folder(tmp_path / "images", train=40, held_out=10)
     prepare(task(source, tmp_path / "whole", conversion=RAW))
     program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests/data')\n"
+        "import sys; from pathlib import Path; sys.path += ['tests', 'tests/data']\n"
         "from test_preparation import RAW, prepare, task\n"
         f"prepare(task(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), conversion=RAW))"
     )
@@ -301,7 +303,7 @@ def undo(source: Path, output: Path) -> None:
     """Make a finished preparation one that has just begun."""
     shutil.rmtree(output)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "read_file", lambda _: (_ for _ in ()).throw(Killed))
+        patch.setattr(preparing, "read_file", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             prepare(task(source, output))
 
@@ -341,7 +343,7 @@ def test_two_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = folder(tmp_path / "images", 1, 1)
     messages = []
 
-    def read(path: str) -> bytes:
+    def read(path: str, _: int) -> bytes:
         with pytest.raises(UserError) as error:
             prepare(task(source, tmp_path / "out"))
         messages.append(error.value.message)
@@ -384,6 +386,35 @@ def test_corrupt_images_are_left_out_and_listed(tmp_path: Path) -> None:
     assert train.path(0).endswith("(train/a/1.jpg)")
     with pytest.raises(UserError, match=r"3 images could not be read, .*dataset\.max_skipped=2"):
         prepare(task(source, tmp_path / "few", max_skipped=2))
+
+
+@pytest.mark.parametrize("kind", claiming(9, 9))
+def test_a_source_that_claims_too_many_pixels_is_refused_or_left_out(
+    kind: str, tmp_path: Path
+) -> None:
+    source = folder(tmp_path / "source")
+    (source / "train/a/zz.jpg").write_bytes(claiming(60_000, 60_000)[kind])
+    with pytest.raises(UserError, match=r"a/zz\.jpg: it says that it has 60000 x 60000 pixels"):
+        prepare(task(source, tmp_path / "prepared"))
+    made = prepare(task(source, tmp_path / "prepared", max_skipped=1))
+    assert made.splits["train"].skipped == ["train/a/zz.jpg"]
+
+
+def test_a_read_that_does_not_return_ends_a_preparation_with_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, answers = folder(tmp_path / "source"), threading.Event()
+
+    def read(path: str, max_pixels: int) -> bytes:
+        if path.endswith("train/b/0.png"):
+            answers.wait()
+        return read_file(path, max_pixels)
+
+    monkeypatch.setattr(preparing, "read_file", read)
+    with pytest.raises(UserError, match=r"train/b/0\.png: not read within 0\.3 s"):
+        prepare(task(source, tmp_path / "prepared", deadline=0.3, workers=2))
+    answers.set()
+    assert prepare(task(source, tmp_path / "prepared")).splits["train"].images == 18
 
 
 def test_a_split_without_a_readable_image_is_refused(tmp_path: Path) -> None:

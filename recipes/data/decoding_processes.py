@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -35,10 +36,11 @@ from recipes.data.in_hand import Patience
 from recipes.data.jpeg import Scratch
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import SampleKey
-from recipes.limits import cannot_start, see_that_threads_start
+from recipes.limits import NO_THREAD, cannot_start, see_that_threads_start
 
 # A process takes as much of a batch at once as makes its messages small beside decoding.
 _TAKEN = 32
+_LOOK_SECONDS = 0.2
 _THREADS_NEEDED = 8
 _ENDING_SECONDS = 1.0  # for a killed process to end
 _HELD_BY_RANK = 3  # the batch asked for, the one in the training step, the one on its way to it
@@ -99,12 +101,14 @@ class Decoders:
         self._pool = self._start(_Decoder(self._datasets, self.slots, self._dropped))
 
     def _start(self, decoder: _Decoder) -> ProcessPoolExecutor:
+        others = set(threading.enumerate())
         try:
             pool = ProcessPoolExecutor(
                 self.processes, self._context, _set_up, (os.getpid(), decoder)
             )
             with no_collection():
                 first = pool.submit(int)  # forks them all
+            _await_start(first, set(threading.enumerate()) - others)
         except (OSError, RuntimeError) as error:
             self._context.kill()  # those that have started would wait for ever, and Python for them
             self._context.release()  # for the messages and files that follow
@@ -112,7 +116,7 @@ class Decoders:
             what = f"decoding process {number} of {self.processes}"
             raise cannot_start(what, error, "dataset.workers") from error
         with self.death_told():
-            self.patience.result(first)
+            first.result()
         return pool
 
     def __contains__(self, dataset: object) -> bool:
@@ -243,6 +247,17 @@ class DecodedStream(Stream):
             for rows in portions(count, self._decoders.processes, _TAKEN)
         ]
         self._pending.append(_Pending(arrays, parts))
+
+
+def _await_start(first: Future[int], managers: set[threading.Thread]) -> None:
+    """Wait for the first answer of an executor.
+
+    Raises:
+        RuntimeError: the thread that manages it has ended, which nothing else would tell.
+    """
+    while not wait([first], _LOOK_SECONDS).done:
+        if not any(thread.is_alive() for thread in managers) and not first.done():
+            raise RuntimeError(NO_THREAD)
 
 
 def _end_of(process: _Process) -> str:

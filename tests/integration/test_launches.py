@@ -92,7 +92,7 @@ def check_files(run: Finished, row: Row) -> None:
     if row.task == "train":
         names |= {"checkpoints", "visualdl"}
     assert {path.name for path in run.folder.iterdir()} == names
-    assert not [path for path in run.folder.rglob("*") if path.name.startswith(".")]
+    assert [path.name for path in run.folder.rglob(".*")] == [".claim"]  # and nothing half-written
 
     saved = config.load(run.folder / "config.yaml")
     assert saved.shape.world_size == row.devices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scores:
-    """Fractions and a mean over `samples` held-out images."""
+    """Fractions and a mean over `samples` held-out images; no top-5 where that says nothing."""
 
     top1: float
-    top5: float
+    top5: float | None
     loss: float
     samples: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """As events and results hold it."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def evaluate(
@@ -50,8 +54,8 @@ def evaluate(
 
     The dataset is cut in fixed batches that are dealt out to the ranks. Each batch's sums go into
     a slot of their own, so the reduction over ranks adds zeros only and the slots are then added
-    in one order: the scores are bit-identical on any topology. With fewer than five classes, top-5
-    counts them all.
+    in one order: the scores are bit-identical on any topology. With five classes or fewer every
+    answer is among the top five, and there is no such score.
 
     Raises:
         UserError: a sample cannot be read, or none could be.
@@ -87,7 +91,8 @@ def evaluate(
             "mend the images that the warnings name",
         )
     top1, top5 = (count / samples for count in hits)
-    return Scores(top1, top5, loss / samples, int(samples))
+    few = models.num_classes(config, dataset) <= max(TOP)
+    return Scores(top1, None if few else top5, loss / samples, int(samples))
 
 
 def _batch_sums(logits: paddle.Tensor, labels: np.ndarray) -> list[float]:

@@ -27,7 +27,7 @@ class Position:
 
 _COUNTS = ("step", "epoch", "step_in_epoch", "samples")
 # What an evaluation holds: counts, and numbers that may be NaN.
-_SCORES = {"epoch": int, "step": int, "samples": int, "top1": float, "top5": float, "loss": float}
+_SCORES = {"epoch": int, "step": int, "samples": int, "top1": float, "loss": float}
 _OF_SCALER = (
     *("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf"),
     *("incr_count", "decr_count", "use_dynamic_loss_scaling"),
@@ -101,6 +101,8 @@ def _check_scores(scores: Any, key: str) -> None:
         raise ValueError(f"{key} is no evaluation")
     for name, kind in _SCORES.items():
         _check(scores.get(name), kind, f"{key}.{name}")
+    if "top5" in scores:  # not where there are few classes
+        _check(scores["top5"], float, f"{key}.top5")
 
 
 def _pair(value: Any) -> tuple[float, int]:

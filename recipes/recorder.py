@@ -20,6 +20,7 @@ from recipes.metering import Meter
 from recipes.position import Position
 from recipes.progress import StepDisplay
 from recipes.pulse import Phase, Pulse
+from recipes.ranking import is_better
 from recipes.sample_log import SampleLog
 from recipes.topology import Place
 
@@ -141,12 +142,12 @@ class Recorder:
         return ended and (position.final is None or position.final["step"] != position.step)
 
     def evaluated(self, scores: Scores) -> bool:
-        """Record an evaluation; True where it is the best so far by top-1."""
+        """Record an evaluation; True where it is the best so far."""
         epoch = self.position.epoch - (self.position.step_in_epoch == 0)
-        metrics = {"epoch": epoch, "step": self.position.step, **asdict(scores)}
+        metrics = {"epoch": epoch, "step": self.position.step, **scores.as_dict()}
         event = {"event": "eval", **metrics}
         best = self.position.best
-        improved = best is None or scores.top1 > best["top1"]
+        improved = is_better(metrics, best)
         self.position = replace(self.position, final=metrics, best=metrics if improved else best)
         self._write(event)
         _log.info(telemetry.eval_line(event, epochs=self._config.epochs, steps=self._total))

@@ -31,6 +31,7 @@ from recipes.config import UserError
 from recipes.cores import usable_cores
 from recipes.in_place import check_in_place
 from recipes.mounts import IMAGE_FILE, on_the_host
+from recipes.ranking import is_better
 from recipes.topology import Topology
 from recipes.writable import cannot_write
 
@@ -538,7 +539,10 @@ def scores_of(
     ]
     if not evaluations:
         return None, None
-    return evaluations[-1], max(evaluations, key=lambda each: float(each["top1"]))
+    best = evaluations[0]
+    for each in evaluations:
+        best = each if is_better(each, best) else best
+    return evaluations[-1], best
 
 
 def speed_of(events: Iterable[Mapping[str, Any]]) -> float | None:
@@ -649,7 +653,7 @@ def eval_line(
             _position(event, epochs, steps),
             f"eval loss {event['loss']:<7.4f}",
             f"top1 {event['top1']:.2%}",
-            f"top5 {event['top5']:.2%}",
+            *([f"top5 {event['top5']:.2%}"] if "top5" in event else []),
             f"of {event['samples']:,} images",
         ]
     )
@@ -690,16 +694,20 @@ def _evaluations(result: Result) -> list[str]:
     from rich.console import Console
     from rich.table import Table
 
+    rows = {"final": result.final, "best": result.best}
+    shown = [metrics for metrics in rows.values() if metrics is not None]
+    names = {"top1": "top-1"}
+    if any("top5" in each for each in shown):
+        names["top5"] = "top-5"
     table = Table(box=box.ASCII2)
-    for name in ("", "top-1", "top-5", "loss", "epoch", "step"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, metrics in (("final", result.final), ("best", result.best)):
+    for heading in ("", *names.values(), "loss", "epoch", "step"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, metrics in rows.items():
         if metrics is not None:
             table.add_row(
                 name,
-                f"{metrics['top1']:.2%}",
-                f"{metrics['top5']:.2%}",
-                f"{metrics['loss']:.4f}",
+                *(f"{metrics[key]:.2%}" if key in metrics else "" for key in names),
+                "nan" if metrics["loss"] is None else f"{metrics['loss']:.4f}",
                 str(metrics["epoch"] + 1),
                 str(metrics["step"]),
             )

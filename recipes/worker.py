@@ -206,13 +206,11 @@ def evaluate_task(
     config: Config, run: telemetry.RunFolder, place: Place, pulse: Pulse
 ) -> telemetry.Result:
     """``task=evaluate``: the scores of a checkpoint, as an event and a result."""
-    from dataclasses import asdict
-
     from recipes.evaluation import evaluate_checkpoint
 
     started = time.monotonic()
     scores, position = evaluate_checkpoint(config, run.path, place, pulse)
-    metrics = {"epoch": position["epoch"], "step": position["step"], **asdict(scores)}
+    metrics = {"epoch": position["epoch"], "step": position["step"], **scores.as_dict()}
     if place.rank == 0:
         with telemetry.MetricsLog(run.metrics) as log:
             log.append({"event": "eval", **metrics})

@@ -161,7 +161,7 @@ def every_key(content: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
 
 
 # What nothing relies on: for a person to read, or absent in older checkpoints.
-OPTIONAL = ("random", "schedule", "identity", "final", "best", "since_event")
+OPTIONAL = ("random", "schedule", "identity", "final", "best", "since_event", "top5")
 
 
 @pytest.mark.parametrize("key", list(every_key(STATE)), ids=".".join)

@@ -18,6 +18,7 @@ from recipes.config import BenchmarkConfig, Config, LogConfig, TaskConfig
 from recipes.data import Plan
 from recipes.data.loader import Batch, train_loader
 from recipes.data.transfer import on_device
+from recipes.evaluation import Scores
 from recipes.metering import Meter, Reading
 from recipes.position import Position
 from recipes.progress import NoDisplay
@@ -102,6 +103,18 @@ def play(
             recorder.pause()
             clock.pass_time(between)
     return events
+
+
+def test_of_equal_top1_the_lower_loss_is_the_best() -> None:
+    made = Config(global_batch_size=BATCH, log=LogConfig(every=100))
+    run = telemetry.RunFolder(Path("nowhere"))
+    plan = Plan(BATCH, BATCH, 0, 0, 1)
+    recorder = Recorder(made, run, RANK_1, plan, Position(), NoDisplay(), NoPulse())
+    scores = [(0.5, 2.0), (0.5, 1.0), (0.5, 1.0), (0.5, 1.5), (0.4, 0.1), (0.6, 9.0)]
+    found = [recorder.evaluated(Scores(top1, None, loss, 9)) for top1, loss in scores]
+    assert found == [True, True, False, False, False, True]
+    assert recorder.position.best is not None
+    assert recorder.position.best["loss"] == 9.0
 
 
 @settings(max_examples=100, deadline=None)

@@ -586,6 +586,51 @@ def test_the_eval_line_tells_the_event() -> None:
     assert number(r"of (\S+) images", line) == 10_000
 
 
+def test_what_is_not_scored_is_not_shown(tmp_path: Path) -> None:
+    event = eval_event(115)
+    del event["top5"]
+    assert "top5" not in telemetry.eval_line(event)
+    scores = {"top1": 0.5, "loss": 0.25, "epoch": 4, "step": 115}
+    text = telemetry.summary_table(a_result(final=scores, best=scores), RunFolder(tmp_path))
+    assert "top-1" in text
+    assert "top-5" not in text
+    older = {**scores, "top5": 1.0}
+    assert "100.00%" in telemetry.summary_table(
+        a_result(final=scores, best=older), RunFolder(tmp_path)
+    )
+
+
+def test_a_table_shows_a_result_that_was_read_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    loss = {"top1": 0.1, "top5": 0.5, "loss": math.nan, "epoch": 0, "step": 1}
+    a_result(final=loss).write(folder)
+    assert "nan" in telemetry.summary_table(telemetry.read_result(folder), folder)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "best"),
+    [
+        ([(0.5, 2.0), (0.5, 1.0), (0.5, 1.5)], 1),
+        ([(0.5, 1.0), (0.5, 1.0)], 0),
+        ([(0.5, 1.0), (0.6, 9.0)], 1),
+        ([(0.6, 9.0), (0.5, 1.0)], 0),
+        ([(0.5, math.nan), (0.5, 9.0)], 1),
+        ([(0.5, 9.0), (0.5, math.nan)], 0),
+        ([(0.5, None), (0.5, math.inf)], 0),
+        ([(0.5, None), (0.5, 9.0), (0.5, None)], 1),
+    ],
+)
+def test_of_equal_top1_the_lower_loss_is_the_best(
+    evaluations: list[tuple[float, float | None]], best: int
+) -> None:
+    events = [
+        eval_event(step, top1=top1, loss=loss) for step, (top1, loss) in enumerate(evaluations)
+    ]
+    found = telemetry.scores_of(events)[1]
+    assert found is not None
+    assert found["step"] == best
+
+
 @given(st.integers(0, 10**6))
 def test_a_duration_reads_back(seconds: int) -> None:
     parts = [int(part) for part in telemetry.duration(seconds).split(":")]

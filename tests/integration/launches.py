@@ -48,6 +48,7 @@ class Row:
         steps: optimizer steps, each of them logged.
         samples: held-out images that count.
         epochs: evaluations.
+        top5: whether there are classes enough for a top-5 score.
         says: patterns that some rank's log has.
         bare: started by ``python -m paddle.distributed.launch`` and not by ``train.py``.
     """
@@ -58,6 +59,7 @@ class Row:
     steps: int = 4
     samples: int = 360
     epochs: int = 1
+    top5: bool = True
     says: tuple[str, ...] = ()
     bare: bool = False
 
@@ -137,6 +139,7 @@ TABLE = (
         2,
         steps=2,
         samples=5,
+        top5=False,
     ),
     Row(
         "photographs",
@@ -147,6 +150,7 @@ TABLE = (
         2,
         steps=3,
         samples=5,
+        top5=False,
         says=(
             r"warning: replaced \S+/train/newt/2\.png: cannot be read",
             r"warning: skipped \S+/val/toad/1\.jpg: cannot be read",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -30,6 +31,8 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 PIL.Image.MAX_IMAGE_PIXELS = None  # dataset.max_pixels is the limit, in every loader
 
 
+# What a network mount answers while its server does not.
+_OF_A_MOUNT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 _MOST_BYTES_A_PIXEL = 8  # four channels of 16 bits
 _MOST_BESIDE = 1 << 26  # of a file: headers, colour profiles, previews
 
@@ -38,6 +41,14 @@ class UnreadableImage(Exception):
     """A file that is missing, empty, cut short, or not an image. The message names the path."""
 
     remedy = "replace or remove the file"
+    may_pass = False
+
+
+class NoAnswer(UnreadableImage):
+    """A file whose disk or network mount does not give it, for now."""
+
+    remedy = "see whether its disk or network mount answers"
+    may_pass = True
 
 
 def read_file(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -56,7 +67,8 @@ def read_file(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
     except OSError as error:
         if (reached := limits.told(error)) is not None:
             raise reached from error  # no fault of the image's
-        raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from error
+        kind = NoAnswer if error.errno in _OF_A_MOUNT else UnreadableImage
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
     if not content:
         raise UnreadableImage(f"{path}: the file is empty")
     return content
@@ -73,7 +85,9 @@ def _content(path: str, max_pixels: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImage(f"{path}: it is {_kind(status.st_mode)}, not a file")
         size = status.st_size
-        if size > max_pixels * _MOST_BYTES_A_PIXEL + _MOST_BESIDE:
+        if size > max_pixels * # What a network mount answers while its server does not.
+_OF_A_MOUNT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+_MOST_BYTES_A_PIXEL + _MOST_BESIDE:
             raise UnreadableImage(
                 f"{path}: {size} bytes, more than an image of dataset.max_pixels={max_pixels} has"
             )

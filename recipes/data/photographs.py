@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.config import DatasetConfig, UserError
+from recipes.config import DatasetConfig, PassingError, UserError
 from recipes.data.augmentation import (
     CROP_UNIFORMS,
     Image,
@@ -124,9 +124,8 @@ class PhotoDataset(ImageDataset):
             return self._read_one(index, reader), index
         except UnreadableImage as error:
             if not self._skip:
-                raise UserError(
-                    str(error), f"{error.remedy}, or set dataset.on_corrupt=skip"
-                ) from None
+                kind = PassingError if error.may_pass else UserError
+                raise kind(str(error), f"{error.remedy}, or set dataset.on_corrupt=skip") from None
         return self._next_readable(index, reader) if self.train else (None, index)
 
     def _read_one(self, source: int, reader: Callable[[int], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import socket
@@ -157,6 +158,22 @@ def test_a_broken_file_is_named(tmp_path: Path, kind: str) -> None:
     path.write_bytes(broken(kind))
     with pytest.raises(UnreadableImage, match=str(path)):
         read_image(str(path))
+
+
+def test_a_mount_that_does_not_answer_may_do_so_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = build(config(class_folders(tmp_path)), "train", 0)
+    for number, may_pass in ((errno.ESTALE, True), (errno.EIO, True), (errno.EACCES, False)):
+
+        def refuse(*_: object, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            with pytest.raises(UserError, match=r"train/cat/0\.png: cannot be read") as error:
+                dataset[0, 0]
+        assert error.value.may_pass == may_pass
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

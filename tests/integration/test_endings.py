@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,23 +196,69 @@ def test_decoding_processes_end_with_their_rank(
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_killed_decoding_process_ends_the_run(
+def test_a_killed_decoding_process_ends_the_run_once_no_restart_is_left(
     photographs: Path, tmp_path: Path, devices: int
 ) -> None:
+    restarts = 2 - devices
     with started(
         tmp_path / "run",
         *endless_epochs(photographs),
-        f"topology.devices={devices}",
+        *(f"topology.devices={devices}", f"restarts={restarts}"),
     ) as running:
+        log = running.folder / "logs" / "rank-0.log"
         running.wait_for_step(5)
-        os.kill(max(running.processes()), signal.SIGKILL)  # the last one that was started
+        for _ in range(restarts):
+            os.kill(max(running.processes()), signal.SIGKILL)  # the last one that was started
+            running.wait_until(lambda: "continuing after step" in log.read_text())
+            running.wait_until(lambda: len(running.processes()) == 3)
+        os.kill(max(running.processes()), signal.SIGKILL)
         run = running.finish(PATIENCE)
         running.wait_for_nobody(1.0)
     assert run.status == 1
     assert "Traceback" not in run.said
-    assert "error: a decoding process died" in run.errors
+    assert run.errors.count("error: a decoding process died (SIGKILL)") == restarts + 1
+    assert run.output.count("starting again from the last checkpoint") == restarts
     assert "dataset.workers" in run.errors
     assert run.result["status"] == "failed"
+
+
+HOLDER = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(300)
+"""
+
+
+@contextlib.contextmanager
+def not_answering(path: Path) -> Iterator[None]:
+    """Have the opening of a file wait: another process holds a lease on it, as NFS servers do."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.parametrize(("devices", "decoders"), [(1, 1), (2, 2)])
+def test_a_read_that_does_not_return_ends_the_run_with_the_path(
+    photographs: Path, tmp_path: Path, devices: int, decoders: int
+) -> None:
+    path = photographs / "train" / "frog" / "0.png"
+    settings = (*endless_epochs(photographs), "deadlines.read=2", f"dataset.workers={decoders}")
+    with (
+        not_answering(path),
+        started(tmp_path / "run", *settings, f"topology.devices={devices}") as running,
+    ):
+        run = running.finish(40)
+        running.wait_for_nobody(1.0)
+    rank = run.result["error"]["rank"]
+    message = f"{path}: not read within 2 s (deadlines.read)"
+    check_failure(run, rank=rank, type_="PassingError", message=message)
 
 
 @pytest.mark.parametrize("decoders", [1, 2])

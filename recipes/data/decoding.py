@@ -85,9 +85,7 @@ def _content(path: str, max_pixels: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImage(f"{path}: it is {_kind(status.st_mode)}, not a file")
         size = status.st_size
-        if size > max_pixels * # What a network mount answers while its server does not.
-_OF_A_MOUNT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
-_MOST_BYTES_A_PIXEL + _MOST_BESIDE:
+        if size > max_pixels * _MOST_BYTES_A_PIXEL + _MOST_BESIDE:
             raise UnreadableImage(
                 f"{path}: {size} bytes, more than an image of dataset.max_pixels={max_pixels} has"
             )

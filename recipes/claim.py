@@ -94,6 +94,9 @@ def held(folder: Path) -> Iterator[None]:
     try:
         _wait_for_ranks(folder, descriptor)
         _write(descriptor, json.dumps(asdict(Holder.this())))
+    except OSError as error:
+        _give_up(folder, descriptor)
+        raise cannot_write(folder / FILE, error) from error
     except BaseException:
         os.close(descriptor)
         raise

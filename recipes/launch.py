@@ -164,10 +164,13 @@ class Job:
             return self.interrupted(interrupt)
         except JobFailed as failed:
             return self.failed(failed.failure)
-        except UserError as error:
+        except (UserError, OSError, RuntimeError) as error:
+            mistake = error if isinstance(error, UserError) else worker.told_shortage(error)
+            if mistake is None:
+                raise
             if not self._begun:
-                raise  # refused
-            return self.failed(self._own_failure(error))
+                raise mistake from error  # refused
+            return self.failed(self._own_failure(mistake))
         return self._completed()
 
     @contextlib.contextmanager

@@ -16,10 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from recipes.config import UserError
 from recipes.processes import OUTLIVES_VARIABLE
 
 PREFIX = "fleet-recipes-"
 _LOCK = "owner.lock"
+_ROOM_BYTES = 4 << 20
 # Until standard input ends, which is when nobody holds its other end. Who was killed with the owner
 # may still be writing.
 _JANITOR = 'read -r _; for n in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 1; done'
@@ -28,12 +30,16 @@ _JANITOR = 'read -r _; for n in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 1; d
 class Scratch:
     """A context that makes the folder and removes it.
 
+    Raises:
+        UserError: there is no room.
+
     Attributes:
         path: of the folder, which other processes may use too.
     """
 
     def __enter__(self) -> Self:
         remove_left_behind()
+        _check_room(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -53,6 +59,21 @@ class Scratch:
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
         self._janitor.wait()
+
+
+def _check_room(folder: Path) -> None:
+    """See that there is room for the output and the reports of processes, which could not say that
+    there is none.
+
+    Raises:
+        UserError: there is not.
+    """
+    found = shutil.disk_usage(folder)
+    if found.total and found.free < _ROOM_BYTES:
+        raise UserError(
+            f"{folder}, the folder for temporary files, has {found.free >> 10} KiB left",
+            f"make room for {_ROOM_BYTES >> 20} MiB, or name another folder in TMPDIR",
+        )
 
 
 def remove_left_behind() -> None:

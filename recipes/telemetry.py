@@ -588,6 +588,20 @@ class _Console(logging.StreamHandler[Any]):
         return sys.stdout
 
 
+class _LogFile(logging.FileHandler):
+    """A log that ends where it cannot be written, with a word on the console; the run goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logging.getLogger("recipes").removeHandler(self)
+        with suppress(OSError):  # closing flushes again what has just failed
+            self.close()
+        _log.warning("%s: %s; it ends here", self.baseFilename, error.strerror or error)
+
+
 def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.INFO) -> None:
     """Send the logger ``recipes`` to standard output, and to a file where one is given.
 
@@ -608,7 +622,7 @@ def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.IN
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+            handlers.append(_LogFile(file, encoding="utf-8"))
         except OSError as error:
             raise cannot_write(file, error) from error
     for handler in handlers:

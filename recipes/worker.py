@@ -17,7 +17,17 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from recipes import affinity, claim, earlier_run, home, limits, processes, rank_signals, telemetry
+from recipes import (
+    affinity,
+    claim,
+    disk,
+    earlier_run,
+    home,
+    limits,
+    processes,
+    rank_signals,
+    telemetry,
+)
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
 from recipes.cores import usable_cores
@@ -259,7 +269,7 @@ def die_with_parent() -> None:
 
 def describe(error: BaseException, place: Place) -> dict[str, Any]:
     """An error as ``result.json`` holds it, with the time and the traceback besides."""
-    error = limits.told(error) or error
+    error = told_shortage(error) or error
     user_error = isinstance(error, UserError)
     return {
         "time": time.time(),
@@ -274,6 +284,13 @@ def describe(error: BaseException, place: Place) -> dict[str, Any]:
         "consequence": is_consequence(error),
         "fatal": isinstance(error, UserError) and not error.may_pass,
     }
+
+
+def told_shortage(error: BaseException) -> UserError | None:
+    """The message for an error that this machine's limits or disks are to blame for; None for any
+    other."""
+    of_disk = disk.told(error) if isinstance(error, OSError) else None
+    return of_disk or limits.told(error)
 
 
 def is_consequence(error: BaseException) -> bool:

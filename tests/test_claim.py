@@ -53,6 +53,18 @@ def test_the_second_is_refused_and_told_who_holds_it(tmp_path: Path, locks: bool
         pass
 
 
+def test_a_disk_without_room_for_the_claim_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(UserError, match="No space left"), claim.held(tmp_path / "run"):
+        pytest.fail("held")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_a_killed_run_does_not_hold_it_any_more(tmp_path: Path, locks: bool) -> None:
     with held_elsewhere(tmp_path, locks=locks) as other:
         other.kill()

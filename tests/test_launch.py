@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import signal
 from pathlib import Path
@@ -197,6 +198,41 @@ def test_what_kept_the_checkpoint_from_the_disk_is_told(
     assert found.error is not None
     assert found.error["message"] == "the disk is full"
     assert "the disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_full_disk_is_one_message_wherever_it_is_met(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    begun: bool,
+) -> None:
+    def fail(_: Job) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/any")
+
+    monkeypatch.setattr(Job, "run_until_done", fail)
+    job = a_job(Config(), tmp_path)
+    job._begun = begun
+    if begun:
+        assert job.run() == 1
+        said = capsys.readouterr().err
+    else:
+        with pytest.raises(UserError) as caught:
+            job.run()
+        said = str(caught.value)
+    assert "/tmp/any: No space left on device" in said
+    assert "make room" in said
+
+
+def test_another_error_of_the_system_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Job) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(Job, "run_until_done", fail)
+    with pytest.raises(OSError, match="Bad file"):
+        a_job(Config(), tmp_path).run()
 
 
 def test_a_signal_to_another_node_interrupts_this_one(

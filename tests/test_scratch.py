@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from recipes import scratch
+from recipes.config import UserError
 from recipes.scratch import Scratch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +74,15 @@ def test_it_does_not_outlive_an_owner_that_is_killed(number: int) -> None:
     owner.send_signal(number)
     owner.wait()
     assert gone(path)
+
+
+def test_a_folder_without_room_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=40_000))
+    with pytest.raises(UserError, match="has 39 KiB left") as caught, Scratch():
+        pytest.fail("made")
+    assert "TMPDIR" in caught.value.remedy
+    assert list(folder.iterdir()) == []
 
 
 def test_the_next_run_removes_what_nobody_could(folder: Path) -> None:

@@ -662,3 +662,19 @@ def test_the_summary_of_a_failed_run() -> None:
     assert "Training failed" in text
     assert "failed on node 1, rank 3: ValueError: [x] is bad" in text
     assert "%" not in text
+
+
+def test_a_log_on_a_full_disk_ends_with_one_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-0.log").symlink_to(FULL)
+    telemetry.setup_logging("[node0 rank0]", file=tmp_path / "rank-0.log")
+    try:
+        for number in range(3):
+            logging.getLogger("recipes").info("line %d", number)
+    finally:
+        telemetry.setup_logging("")
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.count("line") == 3
+    assert said.out.count("rank-0.log: No space left on device; it ends here") == 1

@@ -28,6 +28,7 @@ import yaml
 from benchmarks.comparison import Record, Share
 from recipes import checkpoint
 from recipes.config import UserError, load
+from recipes.rendezvous import secret
 from recipes.telemetry import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +230,7 @@ class Runner:
         run = folder.resolve() / "run"
         meeting = [f"topology.master=127.0.0.1:{free_port()}"] if nodes > 1 else []
         processes = []
+        known = environment() | {secret.VARIABLE: secret.fresh()}
         for node in range(nodes):
             place = [*meeting, f"topology.node_rank={node}"] if nodes > 1 else []
             command = [sys.executable, "train.py", *self._overrides(setting), *place]
@@ -237,7 +239,7 @@ class Runner:
                     subprocess.Popen(
                         [*command, f"hydra.run.dir={run}"],
                         cwd=self.code(setting),
-                        env=environment(),
+                        env=known,
                         stdin=subprocess.DEVNULL,
                         stdout=console,
                         stderr=subprocess.STDOUT,
@@ -272,15 +274,18 @@ class Runner:
         for name in names:
             self._cleanup.callback(docker, "rm", "--force", name)
         processes = []
+        known = os.environ | {secret.VARIABLE: secret.fresh()}
         for node, name in enumerate(names):
             network = ["--network", mark, "--network-alias", f"node{node}"]
             options = [*network, "--hostname", f"node{node}", "--shm-size", "256m", "--name", name]
+            options += ["--env", secret.VARIABLE]  # its value is not seen in ps
             place = ["topology.master=node0", f"topology.node_rank={node}"]
             command = ["train.py", *self._overrides(setting), *place, "hydra.run.dir=outputs/run"]
             with (folder / f"console-{node}.log").open("wb") as console:
                 processes.append(
                     subprocess.Popen(
                         ["docker", "run", *options, self._image or IMAGE, *command],
+                        env=known,
                         stdin=subprocess.DEVNULL,
                         stdout=console,
                         stderr=subprocess.STDOUT,

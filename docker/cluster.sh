@@ -11,6 +11,8 @@
 #                    RUNTIME=local it is by default this checkout's path.
 #   NCCL_*, GLOO_*, FLAGS_*                 where they are set here they are set on the hosts too
 #   CONNECT_SECONDS  how long a host may take to answer (default: 10)
+#   FLEET_RECIPES_SECRET   by which the hosts know each other (default: a fresh one for each run); it
+#                    goes to them over SSH, and is not seen in ps or in a log
 #   LINGER_SECONDS   once a host has ended, how long the others may take (default: 90)
 #   SSH              the ssh command (default: ssh), such as "ssh -F my.conf"
 #
@@ -194,6 +196,7 @@ fi
 # ---- the run ---------------------------------------------------------------------------------------
 run_id=$(date +%Y%m%d-%H%M%S)-$$
 logs=outputs/cluster-$run_id
+secret=${FLEET_RECIPES_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 mkdir -p "$logs"
 mkfifo "$scratch/console"
 : > "$scratch/running"
@@ -207,6 +210,7 @@ print_script() {  # print_script NODE ARGUMENTS...: what the shell on a host rea
     [ ${#hosts[@]} = 1 ] || arguments+=("topology.node_rank=$node")
     export NAME=fleet-recipes-$run_id-node$node
     print_settings
+    printf 'export FLEET_RECIPES_SECRET=%q\n' "$secret"
     printf 'set --'
     printf ' %q' "${arguments[@]}"
     echo

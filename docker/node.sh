@@ -20,7 +20,7 @@ set -euo pipefail
 
 GRACE_SECONDS=10  # where the arguments do not say deadlines.grace=
 # What train.py or the libraries below it read from the environment.
-PASSED='^(NCCL_|GLOO_|FLAGS_|SLURM_(NODEID|STEP_TASKS_PER_NODE|(STEP|JOB)_NODELIST)$|PADDLE_(RANK|MASTER)$|MASTER_(ADDR|PORT)$|(GROUP|NODE)_RANK$|JOB_COMPLETION_INDEX$|OMP_NUM_THREADS$)'
+PASSED='^(NCCL_|GLOO_|FLAGS_|SLURM_(NODEID|STEP_TASKS_PER_NODE|(STEP|JOB)_NODELIST)$|PADDLE_(RANK|MASTER)$|MASTER_(ADDR|PORT)$|(GROUP|NODE)_RANK$|JOB_COMPLETION_INDEX$|FLEET_RECIPES_SECRET$|OMP_NUM_THREADS$)'
 
 has_gpu() {
     [ -e /dev/nvidiactl ] ||

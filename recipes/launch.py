@@ -41,6 +41,8 @@ from recipes import (
 )
 from recipes.config import Config, UserError, dump
 from recipes.ending import Interrupted, Overdue, Watch
+from recipes.introductions import Arrival, Offer, facts_received, of_all, view_received
+from recipes.printable import printable_lines
 from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
 from recipes.pulse import Halts, OwnPulse
 from recipes.ranks import Meeting, Ranks
@@ -53,7 +55,9 @@ from recipes.rendezvous import (
     JobFailed,
     Member,
     node_failure,
+    secret,
 )
+from recipes.rendezvous.secret import Secret
 from recipes.topology import NodeIdentity, Place, find_node
 
 # A day: the end of other nodes' ranks is awaited for as long as those nodes are alive.
@@ -83,7 +87,8 @@ def run(config: Config, folder: Path, watch: Watch) -> int:
     home.provide_folders()
     if identity.node == 0 and (lost := mounts.what_is_lost(config, folder)):
         _log.warning(lost)
-    job = Job(config, telemetry.RunFolder(folder), identity, watch)
+    known = secret_of(config)
+    job = Job(config, telemetry.RunFolder(folder), identity, watch, known)
     try:
         with watch.run(config.deadlines.grace, "ending", job.last_words), job.holding:
             return job.run()
@@ -112,6 +117,8 @@ def identify(config: Config) -> NodeIdentity:
         ) from None
     if identity is None:
         command = shlex.join(["python", *sys.argv])
+        if secret.find(os.environ) is None:
+            command = f"{secret.VARIABLE}={secret.fresh()} {command}"
         host = config.topology.master or socket.gethostname()
         raise UserError(
             f"topology {config.shape} needs {nodes} machines, and it is not said which one this is",
@@ -130,6 +137,26 @@ def identify(config: Config) -> NodeIdentity:
     return identity
 
 
+def secret_of(config: Config) -> Secret | None:
+    """What the nodes of this job prove themselves by; None for a job of one node.
+
+    Raises:
+        UserError: there is none, or it can be guessed.
+    """
+    if config.topology.nodes == 1:
+        return None
+    found = secret.find(os.environ)
+    if found is None:
+        raise secret.missing(config.topology.nodes)
+    if found.open:
+        _log.warning(
+            "%s=%s: anybody who reaches node 0's port may take part in this job",
+            secret.VARIABLE,
+            secret.WITHOUT,
+        )
+    return found
+
+
 @dataclass
 class Job:
     """One run as this node sees it."""
@@ -138,6 +165,7 @@ class Job:
     run_folder: telemetry.RunFolder
     identity: NodeIdentity
     watch: Watch
+    secret: Secret | None = None  # of a job of several nodes
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
     hosts: list[str] = field(default_factory=list)
@@ -176,17 +204,20 @@ class Job:
     @contextlib.contextmanager
     def line(self) -> Iterator[None]:
         """Hold the line to the other nodes; on node 0, serve the others as well."""
-        if self.config.topology.nodes == 1:
+        if self.secret is None:
             yield
             return
         silence = self.config.deadlines.silence
         nodes, port = self.config.topology.nodes, self.identity.port or DEFAULT_PORT
         coordinator = None
         if self.identity.node == 0:
-            coordinator = Coordinator(nodes, port, silence, self.config.restarts)
+            coordinator = Coordinator(
+                *(nodes, port, silence, self.secret, self.config.restarts),
+                network.address_to_listen_on(self.identity.master),
+            )
             coordinator.start()
             self._coordinator = coordinator
-        member = self._line = Member(self.identity.node, nodes, silence)
+        member = self._line = Member(self.identity.node, nodes, silence, self.secret)
         try:
             self._connect(member)
             yield
@@ -307,16 +338,23 @@ class Job:
 
     def _connect(self, member: Member) -> None:
         host, port = self.identity.master, self.identity.port or DEFAULT_PORT
-        if self.identity.node == 0:
+        deadline, nodes = self.config.deadlines.start, self.config.topology.nodes
+        whom = "node 0" if self.identity.node else "node 1" if nodes == 2 else "the other nodes"
+        _log.info(
+            "waiting for %s at %s:%d, %.0f s at most (deadlines.start)", whom, host, port, deadline
+        )
+        if self._coordinator is not None:
             # Its own service, whatever the name that others know it by resolves to here: such a
             # name may become known only while a cluster starts.
             try:
                 self.address = network.own_address(host, port)
             except UserError as error:
                 _log.warning("%s; waiting for the other nodes all the same", error.message)
-            member.connect("127.0.0.1", port, self.config.deadlines.start)
+            member.connect(self._coordinator.listens_at, port, deadline)
         else:
-            self.address = member.connect(host, port, self.config.deadlines.start)
+            self.address = member.connect(host, port, deadline)
+            if nodes > 2:
+                _log.info("node 0 is there; waiting for the other nodes of %d", nodes)
 
     def _attempt(self, attempt: int) -> None:
         """Meet, check, run.
@@ -363,12 +401,12 @@ class Job:
     def _meet(self, attempt: int) -> None:
         """Let all nodes arrive, and agree on one run folder."""
         start = self.config.deadlines.start
-        own = {"run": self.run_folder.path.name, "host": socket.gethostname()}
-        arrived = self._line.exchange(MEET, own, start)
-        self.hosts = [each["host"] for each in arrived]
+        own = Arrival(self.run_folder.path.name, socket.gethostname())
+        arrived = of_all(self._line.exchange(MEET, own.value(), start), Arrival.received)
+        self.hosts = [each.host for each in arrived]
         if self._coordinator is not None and self._coordinator.address is not None:
             self.address = self._coordinator.address  # the one that others know to lead here
-        agreed = self.run_folder.path.with_name(arrived[0]["run"])
+        agreed = self.run_folder.path.with_name(arrived[0].run)
         if agreed != self.run_folder.path:
             with contextlib.suppress(OSError):
                 self.run_folder.path.rmdir()  # Hydra made it, and it is empty
@@ -398,8 +436,9 @@ class Job:
         node, wait = self.identity.node, preflight.DEADLINE
         with preflight.listening(node) as port:
             own = preflight.gather(self.config, self.run_folder, node, self.address, port)
-            facts = self._line.exchange("preflight", own, wait)
-            views = self._line.exchange("preflight ports", preflight.look(facts, node), wait)
+            facts = of_all(self._line.exchange("preflight", own, wait), facts_received)
+            seen = preflight.look(facts, node)
+            views = of_all(self._line.exchange("preflight ports", seen, wait), view_received)
         findings = preflight.compare(facts, views, self.config)
         if node == 0:
             preflight.show(findings, facts, self.run_folder, whole=asked)
@@ -468,12 +507,13 @@ class Job:
         """
         meeting = Meeting(environment=network.environment(self.config, None, os.environ))
         if self.config.topology.nodes > 1:
-            own = {"address": self.address, "port": network.free_port()}
-            offers = self._line.exchange("start of the ranks", own, self.config.deadlines.start)
+            own = Offer(self.address, network.free_port()).value()
+            given = self._line.exchange("start of the ranks", own, self.config.deadlines.start)
+            first = of_all(given, Offer.received)[0]
             meeting = Meeting(
                 self.identity.node,
                 self.address,
-                f"{offers[0]['address']}:{offers[0]['port']}",
+                f"{first.address}:{first.port}",
                 network.environment(self.config, self.address, os.environ),
             )
         meeting.environment[telemetry.HOSTS_VARIABLE] = ",".join(self.hosts)
@@ -590,7 +630,7 @@ def report_failure(failure: Failure, here: int) -> None:
         here: the node that prints it, which need not be the one that has failed.
     """
     if failure["traceback"]:
-        print(failure["traceback"].rstrip(), file=sys.stderr)
+        print(printable_lines(failure["traceback"].rstrip()), file=sys.stderr)
     rank = "" if failure["rank"] is None else f" rank{failure['rank']}"
     where, tag = "", f"[node{here}{rank}]"
     if failure["node"] != here:
@@ -600,6 +640,7 @@ def report_failure(failure: Failure, here: int) -> None:
             where = f"on {named}, rank {failure['rank']}: " if rank else f"on {named}: "
     unexpected = failure["traceback"] is not None and failure["rank"] is not None
     name = f"{failure['type']}: " if unexpected else ""
-    print(f"{tag} error: {where}{name}{failure['message']}", file=sys.stderr)
+    message = printable_lines(failure["message"])
+    print(f"{tag} error: {where}{name}{message}", file=sys.stderr)
     if failure["remedy"]:
-        print(f"  remedy: {failure['remedy']}", file=sys.stderr, flush=True)
+        print(f"  remedy: {printable_lines(failure['remedy'])}", file=sys.stderr, flush=True)

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 
 # Every variable by which Paddle's launcher and its role makers find themselves in a job, also the
-# older and the parameter-server ones; most begin alike. And what a parent here tells its ranks.
+# older and the parameter-server ones; most begin alike. And what a parent here tells its ranks, and
+# the secret that is none of their business.
 _FOREIGN = re.compile(
     r"PADDLE_\w+|TRAINING_ROLE|POD_(IP|NAME)|MASTER_(ADDR|PORT)|COLLECTIVE_MASTER_IP|SYS_JOB_ID|"
     r"FLAGS_(selected_\w+|START_PORT|FIXED_PORT|LAUNCH_BARRIER)|PORT_RANGE|STAGE_(ID|NUM)|"
     r"DISTRIBUTED_TRAINER_ENDPOINTS|(TRAINER|PSERVER)_(IP_PORT_LIST|PORTS\w*)|HETER_\w+|"
-    r"COORDINATOR_\w+|WITH_COVERAGE|FLEET_RECIPES_(RUN|REPORTS|PROGRESS|HOSTS|COMMAND)",
+    r"COORDINATOR_\w+|WITH_COVERAGE|FLEET_RECIPES_(RUN|REPORTS|PROGRESS|HOSTS|COMMAND|SECRET|SECRET_FILE)",
     re.ASCII,
 )
 # Those of them that are about how Paddle compiles and finds extensions, not about a job.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Mapping
 
@@ -30,6 +31,26 @@ def own_address(host: str, port: int) -> str:
         ) from None
     except OSError as error:
         raise UserError(f"there is no route to topology.master={host}: {error.strerror}") from None
+
+
+def address_to_listen_on(master: str) -> str:
+    """The one address of this machine, node 0, by which the others come; empty where that is not
+    known: then it is any of them.
+
+    Args:
+        master: the name or address that leads to node 0.
+    """
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(master, None, socket.AF_INET)}
+    except (OSError, UnicodeError):
+        return ""
+    if len(found) != 1:
+        return ""
+    address = str(found.pop())
+    if ipaddress.ip_address(address).is_loopback:
+        # A name that leads to loopback here may lead here from elsewhere.
+        return address if master in (address, "localhost") else ""
+    return address if interface_of(address) is not None else ""
 
 
 def interface_of(address: str) -> str | None:

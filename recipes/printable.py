@@ -18,3 +18,8 @@ def listed(lines: Sequence[str]) -> str:
     """Lines below a message, the first few of them."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])
+
+
+def printable_lines(text: str) -> str:
+    """The text with its lines kept, and without what a terminal would obey."""
+    return "\n".join(printable(line, len(line)) for line in text.expandtabs(8).split("\n"))

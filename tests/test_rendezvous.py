@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes import rendezvous
 from recipes.config import UserError
-from recipes.rendezvous import MEET, Alone, Coordinator, JobFailed, Member, node_failure
+from recipes.rendezvous import MEET, Alone, Coordinator, JobFailed, Member, node_failure, timing
+from recipes.rendezvous.authentication import LINE_BYTES, Answer, Challenge, Channel
+from recipes.rendezvous.lines import Lines
+from recipes.rendezvous.secret import Secret
 
+SECRET = Secret.of("the secret of the jobs of these tests")
 SILENCE = 2.0
 SOON = 5.0  # seconds that nothing here should take
 
@@ -29,14 +32,14 @@ JSON = st.recursive(
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(rendezvous, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(timing, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(timing, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(timing, "TICK_SECONDS", 0.02)
 
 
 @contextlib.contextmanager
 def coordinator(nodes: int, silence: float = SILENCE, restarts: int = 0) -> Iterator[Coordinator]:
-    service = Coordinator(nodes, 0, silence, restarts)
+    service = Coordinator(nodes, 0, silence, SECRET, restarts)
     service.start()
     try:
         yield service
@@ -59,7 +62,7 @@ def job(
 def member(
     service: Coordinator, node: int, nodes: int, silence: float = SILENCE
 ) -> Iterator[Member]:
-    joined = Member(node, nodes, silence)
+    joined = Member(node, nodes, silence, SECRET)
     joined.connect("127.0.0.1", service.port, SOON)
     try:
         yield joined
@@ -97,18 +100,53 @@ def told(member: Member, seconds: float = SOON) -> JobFailed:
     raise AssertionError("nothing was told")
 
 
-def hello(port: int, node: int, nodes: int, **changes: Any) -> socket.socket:
+class Ghost:
+    """A connection that proves itself, and from there says only what a test has it say."""
+
+    def __init__(self, port: int, secret: Secret = SECRET) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SOON)
+        self._lines = Lines(1 << 24)
+        answer = Answer(secret, self.line())
+        self.socket.sendall(answer.line)
+        self.channel: Channel = answer.judge(self.line())
+
+    def line(self) -> bytes:
+        """The next line that comes.
+
+        Raises:
+            EOFError: there is none.
+        """
+        while (line := self._lines.next()) is None:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._lines.add(data)
+        return line
+
+    def say(self, content: bytes | dict[str, Any]) -> None:
+        """Say a message, or anything else under the seal."""
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.socket.sendall(self.channel.seal(raw))
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All that comes until the connection ends."""
+        found = []
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                found.append(json.loads(self.channel.open(self.line())))
+        return found
+
+    def close(self) -> None:
+        """Break the connection."""
+        self.socket.close()
+
+
+def hello(port: int, node: int, nodes: int, **changes: Any) -> Ghost:
     """A connection that has said hello and says no more."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=SOON)
+    ghost = Ghost(port)
     content = {"type": "hello", "node": node, "nodes": nodes, "host": "ghost", "session": "g"}
-    connection.sendall(json.dumps(content | changes).encode() + b"\n")
-    return connection
-
-
-def messages(connection: socket.socket) -> list[dict[str, Any]]:
-    """All that comes until the connection ends."""
-    with connection.makefile("rb") as stream:
-        return [json.loads(line) for line in stream]
+    ghost.say(content | changes)
+    return ghost
 
 
 def broken(node: int, message: str, **changes: Any) -> dict[str, Any]:
@@ -201,7 +239,7 @@ def test_two_nodes_with_one_number_are_both_named() -> None:
         time.sleep(0.1)
         second = hello(service.port, 1, 2, host="beta", session="b")
         failed = told(zero)
-        refused = messages(second)[-1]
+        refused = second.messages()[-1]
         first.close()
     assert failed.failure["type"] == "DuplicateNode"
     assert "two machines say topology.node_rank=1: alpha (127.0.0.1) and beta" in str(failed)
@@ -224,7 +262,7 @@ def test_another_node_count_ends_the_start(node: int, nodes: int) -> None:
 def test_a_stranger_does_not_disturb_a_job_that_runs(node: int, nodes: int) -> None:
     with job(2) as (service, members):
         exchange(members)
-        refused = messages(hello(service.port, node, nodes))
+        refused = hello(service.port, node, nodes).messages()
         assert refused[-1]["type"] == "failed"
         assert exchange(members, "next") == [[0, 1]] * 2
 
@@ -248,7 +286,7 @@ def test_garbage_on_the_port_does_not_disturb(garbage: bytes) -> None:
         stranger = socket.create_connection(("127.0.0.1", service.port), timeout=SOON)
         with contextlib.suppress(OSError):  # it may be cut off before it has said all
             stranger.sendall(garbage)
-            assert stranger.recv(100) == b""
+            stranger.makefile("rb").read()  # to the end: it is dropped
         stranger.close()
         assert exchange(members) == [[0, 1]] * 2
         assert exchange(members, "next") == [[0, 1]] * 2
@@ -280,7 +318,7 @@ def test_a_broken_connection_is_named() -> None:
 def test_a_member_that_talks_nonsense_is_lost() -> None:
     with coordinator(2) as service, member(service, 0, 2) as zero:
         ghost = hello(service.port, 1, 2)
-        ghost.sendall(b"what?\n")
+        ghost.say(b"what?")
         assert "node 1 (ghost, 127.0.0.1) is lost: it sent what is no message" in str(told(zero))
         ghost.close()
 
@@ -321,19 +359,33 @@ def test_a_coordinator_that_is_gone_is_no_contact() -> None:
 
 
 def test_a_silent_coordinator_is_no_contact() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as frozen:
-        one = Member(1, 2, 0.5)
-        one.connect("127.0.0.1", frozen.getsockname()[1], SOON)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = Member(1, 2, 0.5, SECRET)
+        served: list[socket.socket] = []
+
+        def welcome_and_freeze() -> None:
+            accepted, _ = server.accept()
+            served.append(accepted)
+            challenge = Challenge(SECRET)
+            accepted.sendall(challenge.line)
+            _, answer = challenge.judge(accepted.recv(LINE_BYTES).removesuffix(b"\n"))
+            accepted.sendall(answer)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(welcome_and_freeze)
+            one.connect("127.0.0.1", server.getsockname()[1], SOON)
+            done.result()
         started = time.monotonic()
         with pytest.raises(JobFailed, match="node 1 has lost contact with node 0"):
             one.exchange(MEET, 1, 60)
         assert time.monotonic() - started < 3
         one.close()
+        served[0].close()
 
 
 def test_a_port_in_use() -> None:
     with coordinator(1) as service, pytest.raises(UserError) as caught:
-        Coordinator(2, service.port, SILENCE)
+        Coordinator(2, service.port, SILENCE, SECRET)
     assert f"node 0: cannot listen on port {service.port}: Address already in use" in str(
         caught.value
     )
@@ -346,7 +398,7 @@ def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(UserError) as caught:
-        Member(1, 2, SILENCE).connect("no-such-host.invalid", 1, 0.3)
+        Member(1, 2, SILENCE, SECRET).connect("no-such-host.invalid", 1, 0.3)
     assert "node 1: topology.master=no-such-host.invalid does not resolve" in str(caught.value)
     assert "give node 0's address" in caught.value.remedy
 
@@ -355,7 +407,7 @@ def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UserError) as caught:
-        Member(1, 2, SILENCE).connect("127.0.0.1", port, 0.3)
+        Member(1, 2, SILENCE, SECRET).connect("127.0.0.1", port, 0.3)
     assert f"node 1: node 0 at 127.0.0.1:{port} did not answer within 0 s" in str(caught.value)
     assert "Connection refused" in str(caught.value)
 
@@ -363,11 +415,11 @@ def test_nobody_answers() -> None:
 def test_a_coordinator_that_comes_late_is_reached() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    one = Member(1, 2, SILENCE)
+    one = Member(1, 2, SILENCE, SECRET)
     services: list[Coordinator] = []
 
     def serve() -> None:
-        services.append(Coordinator(2, port, SILENCE))
+        services.append(Coordinator(2, port, SILENCE, SECRET))
         services[0].start()
 
     timer = threading.Timer(0.5, serve)
@@ -483,7 +535,7 @@ def test_a_failure_that_would_come_again_is_not_tried_again() -> None:
 def test_a_member_that_comes_back_is_taken_into_the_next_attempt() -> None:
     with coordinator(2, restarts=1) as service, member(service, 0, 2) as zero:
         ghost = hello(service.port, 1, 2)
-        ghost.sendall(b'{"type": "exchange", "name": "meet", "value": 1, "deadline": 5}\n')
+        ghost.say({"type": "exchange", "name": "meet", "value": 1, "deadline": 5})
         assert zero.exchange(MEET, 0, SOON) == [0, 1]
         ghost.close()
         with member(service, 1, 2) as back:  # before node 0 has even been told
@@ -517,7 +569,7 @@ def test_a_member_that_comes_back_late_is_taken_in() -> None:
 
 def test_a_member_that_connects_anew_is_not_its_own_twin() -> None:
     with coordinator(2, restarts=1) as service, member(service, 0, 2) as zero:
-        one = Member(1, 2, SILENCE)
+        one = Member(1, 2, SILENCE, SECRET)
         old = hello(service.port, 1, 2, session=one._session)  # nobody has noticed that it broke
         time.sleep(0.1)
         one.connect("127.0.0.1", service.port, SOON)
@@ -538,7 +590,7 @@ def test_a_member_that_connects_anew_is_not_its_own_twin() -> None:
 def test_a_successor_of_a_member_that_has_gone_silent_is_taken_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_PRESENT_SECONDS", 0.3)
+    monkeypatch.setattr(timing, "PRESENT_SECONDS", 0.3)
     with coordinator(2, silence=60, restarts=1) as service, member(service, 0, 2) as zero:
         gone = hello(service.port, 1, 2)
         time.sleep(0.5)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.rendezvous import Coordinator, Member
+from recipes.rendezvous.secret import Secret
 from recipes.topology import (
     MASTER_VARIABLES,
     NODE_VARIABLES,
@@ -170,9 +171,10 @@ def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
 
 def test_node_0_learns_its_address_from_those_who_reach_it() -> None:
     """A name such as Debian's own for a machine may resolve to loopback on it, and only there."""
-    coordinator = Coordinator(3, 0, silence=20)
+    known = Secret.of("the secret of this test")
+    coordinator = Coordinator(3, 0, 20, known)
     coordinator.start()
-    members = [Member(node, 3, silence=20) for node in range(3)]
+    members = [Member(node, 3, 20, known) for node in range(3)]
     try:
         members[0].connect("127.0.0.1", coordinator.port, 5)
         time.sleep(0.3)

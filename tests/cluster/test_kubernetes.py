@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from recipes.config import Config, compose, register_schema
+from recipes.rendezvous import secret
 from recipes.topology import NodeIdentity, find_node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,11 +81,22 @@ def test_each_pod_finds_its_number_and_node_0(job: dict[str, Any], service: dict
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
-    environment = {each["name"]: each["value"] for each in _container(job)["env"]}
+    given = _container(job)["env"]
+    environment = {each["name"]: each["value"] for each in given if "value" in each}
     master = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     for index in range(job["spec"]["completions"]):
         found = find_node(None, None, environment | {"JOB_COMPLETION_INDEX": str(index)})
         assert found == NodeIdentity(index, master, None)
+
+
+def test_every_pod_gets_the_secret_and_the_file_holds_none(job: dict[str, Any]) -> None:
+    text = (ROOT / "docker" / "kubernetes.yaml").read_text()
+    (given,) = (each for each in _container(job)["env"] if each["name"] == secret.VARIABLE)
+    wanted = given["valueFrom"]["secretKeyRef"]
+    assert given.keys() == {"name", "valueFrom"}
+    made = f"kubectl create secret generic {wanted['name']} --from-literal={wanted['key']}="
+    assert made in text
+    assert "kind: Secret" not in text
 
 
 def test_every_volume_is_mounted_and_shared_memory_is_memory(job: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ class Cluster:
 
     containers: Containers
     network: str
+    secret: str = "the secret of a test's nodes"
     names: dict[str, str] = field(default_factory=dict)
 
     def start(
@@ -62,7 +63,8 @@ class Cluster:
         Args:
             command: shell words before ``python train.py``, run as root.
         """
-        network = ("--network", self.network, "--hostname", label, "--network-alias", label)
+        network: tuple[str, ...] = ("--network", self.network, "--hostname", label)
+        network += ("--network-alias", label, "--env", f"FLEET_RECIPES_SECRET={self.secret}")
         arguments = ("train.py", *QUICK, *overrides)
         if command:
             options = (*options, "--user", "0")

@@ -78,7 +78,12 @@ class Running:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**clean, "OMP_NUM_THREADS": "1", MARK: self.mark},
+            env={
+                **clean,
+                "OMP_NUM_THREADS": "1",
+                "FLEET_RECIPES_SECRET": "of the nodes of a test",
+                MARK: self.mark,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -26,7 +26,11 @@ STEP = r"step +3/"
 
 
 def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "") -> None:
-    """Every node failed in time, with one error message that holds the words."""
+    """Every node failed in time, with one error message that holds the words.
+
+    Args:
+        node: which has failed, with its rank, as its own messages are tagged; the others name it.
+    """
     for label, each in ended.items():
         assert each.status not in (0, 137), (label, each.output[-2000:])
         assert each.seconds < deadline, (label, each.seconds)
@@ -34,7 +38,10 @@ def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "")
         messages = each.errors or [m for m in [each.output] if m.startswith("error: ")]
         assert len(messages) == 1, (label, each.output[-3000:])
         if node:
-            assert messages[0].startswith(f"[{node}"), messages
+            has_failed = node.split()[0]
+            tag = node if label == has_failed else label
+            assert messages[0].startswith(f"[{tag}] error: "), messages
+            assert label == has_failed or has_failed.replace("node", "node ") in messages[0]
         for word in words:
             assert re.search(word, messages[0]), (label, word, messages)
         assert "remedy: " in each.output, each.output[-1000:]
@@ -85,6 +92,49 @@ def test_a_port_in_use(cluster: Cluster, note: dict[str, Ended]) -> None:
     cluster.node(0, command=listen)
     note |= cluster.ends("node0", seconds=120)
     check(note, START + SLACK, "node 0", "6170", "in use")
+
+
+def test_a_node_with_another_secret(cluster: Cluster, note: dict[str, Ended]) -> None:
+    cluster.node(0)
+    cluster.node(1, options=("--env", "FLEET_RECIPES_SECRET=another one than the other node's"))
+    note |= cluster.ends("node0", "node1", seconds=120)
+    check({"node0": note["node0"]}, START + SLACK, "node 1 of 2 did not arrive", "another secret")
+    check({"node1": note["node1"]}, START + SLACK, "node 0 at node0:6170: .* another secret")
+
+
+STRANGER = """
+import socket, time
+idle = [socket.create_connection(("node0", 6170)) for _ in range(500)]
+hello = b'{"type": "hello", "node": %d, "nodes": 2, "host": "stranger", "session": "x"}\\n'
+failed = b'{"type": "failed", "failure": {"node": 1, "message": "\\\\u001b[31mforged"}}\\n'
+for words in (hello % 0, hello % 1 + failed, b"GET / HTTP/1.1\\r\\n\\r\\n", b"x" * 100_000):
+    try:
+        with socket.create_connection(("node0", 6170), timeout=5) as connection:
+            connection.sendall(words)
+            print(connection.recv(1000))
+    except OSError as error:
+        print(error)
+print("done", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_stranger_attacks_and_the_job_goes_on(cluster: Cluster) -> None:
+    """Before the nodes have met, and while they train."""
+    cluster.node(0, "max_steps=20", "deadlines.start=60")
+    cluster.wait_for("node0", "waiting for node 1 at node0:6170")
+    for when in ("before", "during"):
+        network = ("--network", cluster.network)
+        cluster.names[when] = cluster.containers.start("-c", STRANGER, options=network)
+        cluster.wait_for(when, "done")
+        if when == "before":
+            cluster.node(1, "max_steps=20", "deadlines.start=60")
+            cluster.wait_for("node0", STEP)
+    ended = cluster.ends("node0", "node1", seconds=240)
+    assert {each.status for each in ended.values()} == {0}, ended
+    assert "dropped a connection from" in ended["node0"].output
+    assert ended["node0"].output.count("dropped a connection from") < 10
+    assert "forged" not in ended["node0"].output + ended["node1"].output
 
 
 def test_a_rank_is_killed(cluster: Cluster, note: dict[str, Ended]) -> None:

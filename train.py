@@ -28,6 +28,7 @@ try:
     from omegaconf import DictConfig
 
     from recipes import bounds, command_line, config, earlier_run, launch
+    from recipes.printable import printable_lines
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
 except ModuleNotFoundError:
@@ -130,7 +131,7 @@ def in_one_message(call: Callable[[], int | None]) -> int | None:
     try:
         return call()
     except config.MISTAKES as mistake:
-        print(f"error: {config.explain(mistake)}", file=sys.stderr)
+        print(printable_lines(f"error: {config.explain(mistake)}"), file=sys.stderr)
         return REFUSED
     except Interrupted as interrupt:
         print(f"interrupted by {interrupt}", flush=True)

@@ -11,7 +11,11 @@ def printable(text: object, most: int = 80) -> str:
     """The text on one line, cut to `most` characters, and without what a terminal would obey."""
     whole = str(text)
     cut = whole if len(whole) <= most else f"{whole[:most]} …"
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
+    return "".join(each if each.isprintable() else _code(each) for each in cut)
+
+
+def _code(character: str) -> str:
+    return ascii(character)[1:-1]
 
 
 def listed(lines: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from recipes.config import UserError
 from recipes.cores import usable_cores
 from recipes.in_place import check_in_place
 from recipes.mounts import IMAGE_FILE, on_the_host
+from recipes.printable import printable_lines
 from recipes.ranking import is_better
 from recipes.topology import Topology
 from recipes.writable import cannot_write
@@ -568,7 +569,7 @@ class TagFormatter(logging.Formatter):
         self.tag = tag
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = printable_lines(super().format(record))
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         start = f"{self.tag} {self.formatTime(record, self.datefmt)} "
         return "\n".join(

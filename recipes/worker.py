@@ -32,6 +32,7 @@ from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
 from recipes.cores import usable_cores
 from recipes.launcher_environment import keep_own
+from recipes.printable import printable_lines
 from recipes.progress import NoDisplay, ReportingDisplay, StepDisplay
 from recipes.pulse import NoPulse, Phase, Pulse, SharedPulse
 from recipes.topology import Place, threads_per_rank
@@ -308,12 +309,13 @@ def has_signs_of_others(text: str) -> bool:
 def as_logged(failure: dict[str, Any]) -> list[str]:
     """A failure as a rank's log holds it, by line."""
     text = failure["traceback"] or f"error: {failure['message']}\n  remedy: {failure['remedy']}"
-    return str(text).rstrip().splitlines()
+    return printable_lines(str(text)).rstrip().splitlines()
 
 
 def error_of(failure: dict[str, Any]) -> dict[str, Any]:
     """A failure as ``result.json`` holds it."""
-    return {key: failure[key] for key in ("node", "rank", "type", "message", "remedy")}
+    told = {key: failure[key] for key in ("node", "rank", "type")}
+    return told | {key: printable_lines(failure[key]) for key in ("message", "remedy")}
 
 
 def write_report(folder: Path, rank: int, content: dict[str, Any], kind: str) -> None:

@@ -33,6 +33,10 @@ from recipes.topology import NodeIdentity
         ),
         ({"traceback": None}, "[node1 rank5] error: bad\n  remedy: do it\n"),
         ({"traceback": None, "remedy": ""}, "[node1 rank5] error: bad\n"),
+        (
+            {"traceback": None, "message": "caf\udce9\x1b[31m.jpg: bad"},
+            "[node1 rank5] error: caf\\udce9\\x1b[31m.jpg: bad\n  remedy: do it\n",
+        ),
         ({"traceback": ""}, "[node1 rank5] error: ValueError: bad\n  remedy: do it\n"),
     ],
 )

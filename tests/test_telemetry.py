@@ -504,6 +504,20 @@ def quiet_logger() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_logger")
+def test_what_no_text_holds_is_logged_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file name may be any bytes: half a character, or what a terminal obeys."""
+    file = tmp_path / "rank.log"
+    telemetry.setup_logging("[node0 rank0]", file=file)
+    logging.getLogger("recipes.trainer").warning("replaced %s", "caf\udce9\x1b[31m.jpg")
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out == file.read_text()
+    assert out.endswith("warning: replaced caf\\udce9\\x1b[31m.jpg\n")
+
+
+@pytest.mark.usefixtures("quiet_logger")
 def test_every_line_is_tagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "logs" / "rank1.log"
     telemetry.setup_logging("[node9 rank9]")

@@ -16,6 +16,7 @@ import PIL.ImageOps
 from recipes import limits
 from recipes.config import DatasetConfig
 from recipes.data.augmentation import Image
+from recipes.printable import printable
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
 
@@ -34,6 +35,7 @@ PIL.Image.MAX_IMAGE_PIXELS = None  # dataset.max_pixels is the limit, in every l
 # What a network mount answers while its server does not.
 _OF_A_MOUNT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 _MOST_BYTES_A_PIXEL = 8  # four channels of 16 bits
+_LONGEST_MESSAGE = 8192  # characters; a path has half as many
 _MOST_BESIDE = 1 << 26  # of a file: headers, colour profiles, previews
 
 
@@ -42,6 +44,9 @@ class UnreadableImage(Exception):
 
     remedy = "replace or remove the file"
     may_pass = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, _LONGEST_MESSAGE))
 
 
 class NoAnswer(UnreadableImage):

@@ -26,6 +26,7 @@ from recipes.data.one_thread import InOneThread
 from recipes.data.photographs import PhotoDataset
 from recipes.data.sampler import Plan, SampleKey, evaluation_batches
 from recipes.data.worker_processes import WorkerProcesses
+from recipes.printable import printable
 
 _MOST_DECODERS = 16  # speed grew up to as many; more has not been measured
 
@@ -145,7 +146,7 @@ class SkipCounter:
         missed = (batch.sources != batch.indices) | (batch.labels < 0)
         new = [i for i in batch.indices[missed].tolist() if i not in self._skipped]
         self._skipped.update(new)
-        paths = [self._dataset.path(index) or f"sample {index}" for index in new]
+        paths = [printable(self._dataset.path(index) or f"sample {index}", 4096) for index in new]
         if self.count > self._limit:
             raise UserError(
                 f"{self.count} images could not be read, more than dataset.max_skipped="

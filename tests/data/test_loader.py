@@ -704,6 +704,28 @@ def test_images_are_replaced_in_training_and_marked_in_evaluation(
     assert (TrickyPhotos(bad, skip=True)[0, 5].source, dataset[0, 39].label) == (7, -1)
 
 
+@pytest.mark.parametrize("place", [Place("paddle", 0), THREAD, PROCESSES], ids=str)
+def test_names_of_any_bytes_can_be_told(place: Place, tmp_path: Path) -> None:
+    content = [encoded(picture(20, 30))] * 4
+    root = photo_folder(tmp_path, content, content)
+    names = (b"caf\xe9.jpg", b"\x1b[31m.jpg", b"two\nlines.jpg", "süß.jpg".encode())
+    for name in names:
+        (root / "train/class0" / os.fsdecode(name)).write_bytes(b"no image")
+    run = of(THREAD, root)
+    run.loader, run.dataset.workers = place
+    chosen = plan(size=8, global_batch=8)
+    with pytest.raises(UserError) as error:
+        list(train_loader(build(run.dataset, "train", 5), chosen, 0, 0, run))
+    assert error.value.message.isprintable()
+    run.dataset.on_corrupt = "skip"
+    dataset = build(run.dataset, "train", 5)
+    (batch,) = train_loader(dataset, chosen, 0, 0, run)
+    told = SkipCounter(dataset, 9).update(batch)
+    assert {path.rpartition("/")[2] for path in told} == {
+        *("caf\\udce9.jpg", "\\x1b[31m.jpg", "two\\nlines.jpg", "süß.jpg")
+    }
+
+
 def test_too_many_skipped_images_end_the_run() -> None:
     dataset = Tricky({3: "replaced", 20: "replaced", 7: "skipped"})
     counter = SkipCounter(dataset, limit=2)

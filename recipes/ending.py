@@ -24,8 +24,12 @@ from types import FrameType
 
 from recipes import processes
 
-# What asks a run to end: a terminal that was closed, Ctrl-C, Ctrl-\ and a batch system.
-POLITE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+# What asks a run to end: a terminal that was closed, Ctrl-C, Ctrl-\ and batch systems, whose notice
+# may be one of the last three.
+POLITE = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
 
 # Exit statuses; 128 + n: ended by signal n.
 COMPLETED = 0
@@ -94,7 +98,7 @@ class _Run:
 class Watch:
     """Heeds signals from `start` on, and watches over the end of this process.
 
-    SIGINT, SIGQUIT and SIGHUP that were ignored before (nohup, a shell's background job) stay so.
+    Those that were ignored before (nohup, a shell's background job) stay so, SIGTERM apart.
     """
 
     def __init__(self) -> None:

@@ -66,6 +66,33 @@ def test_a_checkpoint_that_fails_after_the_signal_is_no_mere_interruption(
 
 
 @pytest.mark.parametrize("devices", [1, 2])
+def test_a_disk_that_fills_to_the_last_byte_is_one_message(small_disk: Path, devices: int) -> None:
+    with started(
+        small_disk / "run", *ENDLESS, f"topology.devices={devices}", "save.every_epochs=1000"
+    ) as running:
+        running.wait_for_step(5)
+        fill(small_disk, 0)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    assert run.status == 1
+    assert "Traceback" not in run.said
+    assert "Logging error" not in run.said
+    assert run.said.count("error:") == 1, run.said
+    assert "No space left on device; nor could result.json be written" in run.errors
+
+
+def test_a_disk_that_is_full_before_the_start_refuses_the_run(small_disk: Path) -> None:
+    fill(small_disk, 0)
+    with started(small_disk / "run", *ENDLESS) as running:
+        run = running.finish()
+    assert run.status == 2
+    assert "Traceback" not in run.said
+    assert run.said.count("error:") == 1, run.said
+    assert "No space left on device" in run.errors
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 def test_steps_longer_than_the_grace_are_said_to_be_lost(tmp_path: Path, devices: int) -> None:
     with started(
         tmp_path / "run",

@@ -35,6 +35,7 @@ POSITIVE: dict[str, float] = {
     "save.every_epochs": _MANY,
     "save.every_steps": _MANY,
     "save.keep": _MANY,
+    "save.keep_finished": _MANY,
     "threads": 1024,
     "dataset.image_size": 2**13,
     "dataset.num_classes": MOST_CLASSES,

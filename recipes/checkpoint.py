@@ -107,7 +107,7 @@ def save(folder: Path, snapshot: Snapshot, *, best: bool, keep: int) -> Path:
         if best:
             pointers.point(folder / "best", final.name)
         sync_folder(folder)
-        _prune(folder, keep)
+        prune(folder, keep)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _write_error(error, folder, final.name, sum(map(len, files.values()))) from error
@@ -532,11 +532,14 @@ def _is_other_process(pid: int) -> bool:
     return True
 
 
-def _prune(folder: Path, keep: int) -> None:
+def prune(folder: Path, keep: int) -> None:
     """Remove what was written before the newest `keep` and is not pointed to.
 
     Only what this version could read is its own to remove, and no links, which someone else made,
     nor folders of others, who may want them.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
     pointed = {_where(folder / name) for name in pointers.NAMES}
     ours = [

@@ -242,6 +242,7 @@ class SaveConfig:
     every_epochs: int = 1
     every_steps: int | None = None  # also after each so many optimizer steps
     keep: int = 3  # newest checkpoints kept; the best one is kept besides
+    keep_finished: int = 1  # the same, once the run has completed: what goes on or is evaluated
 
 
 @dataclass

@@ -114,13 +114,22 @@ class Saver:
         if self._place.rank == 0:
             self._writer.mark_best(step)
 
-    def finish(self) -> None:
+    def finish(self, *, completed: bool) -> None:
         """Return once all that was saved is on disk.
+
+        Args:
+            completed: the training has; of its checkpoints those of use from then on are kept.
 
         Raises:
             UserError: it could not be written.
         """
         self._writer.wait()
+        if not completed or self._place.rank != 0:
+            return
+        try:
+            checkpoint.prune(self._run.checkpoints, self._config.save.keep_finished)
+        except OSError as error:  # all that was promised is there, and more
+            _log.warning("older checkpoints cannot be removed: %s", error)
 
     def _all_statistics(self) -> np.ndarray | None:
         """Each rank's running statistics of batch-norm, [world size, numbers]; None where the

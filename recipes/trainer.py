@@ -141,11 +141,11 @@ def train(
         if stopped or recorder.save_due:
             saver.save(recorder.position_now(meter))
         if stopped:
-            saver.finish()
+            saver.finish(completed=False)
             return recorder.result("interrupted")
 
     pulse.mark(Phase.SAVING, recorder.position.step)
-    saver.finish()
+    saver.finish(completed=True)
     return recorder.result()
 
 

@@ -122,6 +122,14 @@ def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "best").state["step"] == 2
 
 
+def test_a_finished_run_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        checkpoint.save(tmp_path, snapshot(step), best=step == 2, keep=3)
+    checkpoint.prune(tmp_path, 1)
+    assert names(tmp_path) == ["best", "last", "step-00000002", "step-00000004"]
+    checkpoint.prune(tmp_path / "none", 1)
+
+
 def test_the_links_survive_a_move_of_the_run(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a" / "checkpoints", snapshot(1), best=True, keep=1)
     (tmp_path / "a").rename(tmp_path / "b")

@@ -258,7 +258,7 @@ POSITIVE = [
     *("deadlines.prepare", "deadlines.step", "deadlines.silence", "deadlines.grace"),
     *("deadlines.read", "dataset.max_pixels", "benchmark.steps"),
     *("benchmark.repeats", "prepare.quality", "prepare.shard_mib", "prepare.workers"),
-    *("gradients.bucket_mib", "save.every_steps"),
+    *("gradients.bucket_mib", "save.every_steps", "save.keep_finished"),
 ]
 NOT_NEGATIVE = [
     *("seed", "dataset.workers", "dataset.max_skipped", "log.images", "optimizer.base_lr"),

@@ -177,6 +177,8 @@ def check_checkpoints(run: Finished) -> None:
         assert path.resolve().parent == folder.resolve()
         assert path.resolve().name == f"step-{run.result[score]['step']:08d}"
         check_checkpoint(path)
+    kept = {run.result[score]["step"] for score in ("final", "best")}
+    assert {path.name for path in folder.glob("step-*")} == {f"step-{step:08d}" for step in kept}
 
 
 def check_checkpoint(path: Path) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.launch
 # Two epochs of four steps. With sync-BN the ranks' statistics do not depend on where it stops.
 TWO_EPOCHS = (
     *(*SMALL, "topology=1x2", "sync_bn=true", "global_batch_size=360", "epochs=2"),
-    *("optimizer.base_lr=0.05", "schedule.warmup_epochs=0.5"),
+    *("optimizer.base_lr=0.05", "schedule.warmup_epochs=0.5", "save.keep_finished=3"),
 )
 STEPS = 8
 BREAKS = (2, 4)  # in the middle of the first epoch, and at its end

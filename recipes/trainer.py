@@ -61,6 +61,8 @@ def train(
     check_shared_memory(config)
     train_set = data.build(config.dataset, "train", config.seed)
     eval_set = data.build(config.dataset, "eval", config.seed)
+    for remark in train_set.remarks() if place.rank == 0 else ():
+        _log.warning(remark)
     plan = data.Plan.of(config, len(train_set), place)
     decoders = start_decoders(config, train_set, eval_set)  # while this process is small
 

@@ -56,6 +56,10 @@ class ImageDataset(ABC):
     @abstractmethod
     def __getitem__(self, key: SampleKey) -> Sample: ...
 
+    def remarks(self) -> list[str]:
+        """What a person should know of the dataset before a training on it, one line each."""
+        return []
+
     def path(self, index: int) -> str | None:
         """The file that holds a sample; None for a dataset without a file per sample."""
         del index

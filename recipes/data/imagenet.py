@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig, UserError
 from recipes.data.decoding import EXTENSIONS, read_file, what_is_at
+from recipes.data.list_files import LISTS, check_labels, count_classes, read_list
 from recipes.data.photographs import PhotoDataset
 
 FOLDERS = {"train": "train", "eval": "val"}
-MOST_CLASSES = 1_000_000  # where they are counted by the highest label of a list
-LISTS = {"train": "train_list.txt", "eval": "val_list.txt"}
 
 
 class FileNames:
@@ -236,68 +235,23 @@ def _is_image(name: str) -> bool:
 
 
 def _from_lists(root: Path, split: str, num_classes: int | None) -> Listing:
-    training = root / LISTS["train"]
-    if num_classes is None:
-        num_classes = _count_classes(training if training.is_file() else root / LISTS["eval"])
     path = root / LISTS[split]
-    names, labels = zip(*_lines(path), strict=True)
-    highest = int(np.argmax(labels))
-    if labels[highest] >= num_classes:
-        raise UserError(
-            f"{path}: {names[highest]} has label {labels[highest]}, out of range: there are "
-            f"{num_classes} classes (0 .. {num_classes - 1})",
-            f"mend the list; classes are counted in {LISTS['train']} unless "
-            "dataset.num_classes is set",
-        )
+    lines = read_list(path)
+    if num_classes is None:
+        training = root / LISTS["train"]
+        counted = training if training.is_file() else root / LISTS["eval"]
+        num_classes = count_classes(counted, lines if counted == path else read_list(counted))
+    check_labels(path, lines, num_classes)
+    names, labels = zip(*lines, strict=True)
     _check_present(root, path, names)
     classes = [str(label) for label in range(num_classes)]
     return Listing(FileNames(names), np.array(labels, np.int64), classes)
-
-
-def _count_classes(path: Path) -> int:
-    name, highest = max(_lines(path), key=lambda line: line[1])
-    if highest >= MOST_CLASSES:
-        raise UserError(
-            f"{path}: {name} has label {highest}, which is no class's number "
-            f"(0 .. {MOST_CLASSES - 1})",
-            "mend the list, or set dataset.num_classes",
-        )
-    return highest + 1
-
-
-def _lines(path: Path) -> list[tuple[str, int]]:
-    """(relative path, label) of each line; the path may hold spaces."""
-    try:
-        # With or without the byte-order mark that some editors write.
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", "each split needs its list file") from None
-    lines = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        name, _, label = line.strip().rpartition(" ")
-        if not name or not label.isascii() or not label.isdigit():
-            raise UserError(
-                f"{path}, line {number}: {line.strip()!r} does not end in a label "
-                "(a whole number from 0)",
-                "write each line as: relative/path label",
-            )
-        lines.append((name, int(label)))
-    if not lines:
-        raise UserError(f"{path}: the list is empty", "write each line as: relative/path label")
-    return lines
 
 
 def _check_present(root: Path, path: Path, names: tuple[str, ...]) -> None:
     """One look at each folder instead of one at each file, as a file system may be far away."""
     folders: dict[str, _Entries] = {}
     for number, name in enumerate(names, 1):
-        if os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117 (ten times faster)
-            raise UserError(
-                f"{path}: entry {number} names {name}, which is outside dataset.path",
-                "the paths in a list are relative to dataset.path and stay below it",
-            )
         folder, file = os.path.split(name)
         if folder not in folders:
             folders[folder] = _Entries.of(root / folder)

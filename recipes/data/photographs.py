@@ -21,6 +21,7 @@ from recipes.data.decoding import UnreadableImage, decode
 from recipes.data.in_hand import InHand, Source
 from recipes.data.randomness import sample_rng
 from recipes.data.sampler import SampleKey
+from recipes.printable import SHOWN, printable
 
 # Over ImageNet's training images, on the scale of 0 .. 255; what published weights expect.
 MEAN = (123.675, 116.28, 103.53)
@@ -84,6 +85,10 @@ class PhotoDataset(ImageDataset):
     @abstractmethod
     def path(self, index: int) -> str:
         """The file that holds a sample, and where in it if it holds several."""
+
+    def remarks(self) -> list[str]:
+        """Whether there are classes without an image."""
+        return remarks_on(self.labels, self.classes)
 
     def whereabouts(self, index: int) -> str:
         """As `path`, but without reading anything: the disk may not answer."""
@@ -161,3 +166,22 @@ class PhotoDataset(ImageDataset):
         if isinstance(content, np.ndarray):
             return content
         return decode(content, self.path(source), self.max_pixels)
+
+
+def remarks_on(labels: NDArray[np.int64], classes: list[str]) -> list[str]:
+    """What is odd about the labels of a training set, one line each.
+
+    Args:
+        labels: int64[N].
+        classes: one name per label.
+    """
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
+    if not empty:
+        return []
+    names = ", ".join(printable(classes[label]) for label in empty[:SHOWN])
+    more = f" and {len(empty) - SHOWN:,} more" if len(empty) > SHOWN else ""
+    first = int(labels.min())
+    begin = f"; labels are counted from 0, and these begin at {first}" if first else ""
+    return [
+        f"{len(empty):,} of {len(classes):,} classes have no training image: {names}{more}{begin}"
+    ]

@@ -36,9 +36,11 @@ from recipes.cores import usable_cores
 from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
 from recipes.data.decoding import MAX_PIXELS, UnreadableImage, read_file
-from recipes.data.imagenet import LISTS, Listing, dataset_root, list_images
+from recipes.data.imagenet import Listing, dataset_root, list_images
 from recipes.data.in_hand import InHand, Patience, Source, read_seconds
 from recipes.data.jpeg import Scratch
+from recipes.data.list_files import LISTS
+from recipes.data.photographs import remarks_on
 from recipes.data.reading_threads import ReadingThreads
 from recipes.data.shards import (
     ALIGNMENT,
@@ -232,6 +234,8 @@ def prepare_shards(
                 "removing it)"
             )
             return done
+        for remark in remarks_on(listings["train"].labels, listings["train"].classes):
+            log(f"warning: {remark}")
         with _claimed(preparation, order):
             manifest = _make(preparation, order, listings, display, log)
     except OSError as error:

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from recipes.config import UserError
 from recipes.data.decoding import UnreadableImage
-from recipes.data.imagenet import FOLDERS, LISTS
+from recipes.data.imagenet import FOLDERS
+from recipes.data.list_files import LISTS
 
 VERSION = 1
 KIND = "fleet-recipes prepared dataset"

@@ -259,7 +259,7 @@ def _cifar10_facts(config: DatasetConfig) -> dict[str, Any]:
 
 
 def _imagenet_facts(config: DatasetConfig) -> dict[str, Any]:
-    from recipes.data import imagenet, shards
+    from recipes.data import imagenet, list_files, shards
 
     try:
         root = imagenet.dataset_root(config)
@@ -269,8 +269,8 @@ def _imagenet_facts(config: DatasetConfig) -> dict[str, Any]:
             return {"files": images, "checksum": manifest.checksum}
     except UserError as error:
         return {"problem": error.message}
-    if any((root / name).is_file() for name in imagenet.LISTS.values()):
-        lists = {split: root / name for split, name in imagenet.LISTS.items()}
+    if any((root / name).is_file() for name in list_files.LISTS.values()):
+        lists = {split: root / name for split, name in list_files.LISTS.items()}
         absent = [str(path) for path in lists.values() if not path.is_file()]
         if absent:
             return {"problem": f"{absent[0]} is missing"}

@@ -278,8 +278,16 @@ def test_list_files(tmp_path: Path) -> None:
         ("nowhere/9.png 0", r"nowhere/9\.png: no such file"),
         (
             "photos of pets/1 a.png 99999999999999999999",
-            r"1 a\.png has label 9+, which is no class",
+            r"line 1: 9+ is no class's number",
         ),
+        ("photos of pets/1 a.png " + "7" * 5000, r"line 1: 7{80} … is no class's number"),
+        ("photos of pets/1 a.png 1000000", "line 1: 1000000 is no class's number"),
+        (
+            "photos of pets/1 a.png 999999",
+            r"1 a\.png has label 999999, which makes 1,000,000 classes, but the list has 1 images",
+        ),
+        ("photos of pets/1\0a.png 0", r"line 1: photos of pets/1\\x00a\.png is no file's name"),
+        ("photos of pets/1\x1b[31m.png x", r"line 1: '.*\\x1b\[31m.* does not end in a label"),
         ("\n\n", r"train_list\.txt: the list is empty"),
     ],
 )
@@ -287,6 +295,23 @@ def test_a_wrong_list_is_named(tmp_path: Path, lines: str, message: str) -> None
     with pytest.raises(UserError, match=message) as error:
         build(config(listed(tmp_path, lines)), "train", 0)
     assert error.value.remedy
+
+
+def test_a_list_of_few_of_many_classes_is_taken(tmp_path: Path) -> None:
+    root = listed(tmp_path, "photos of pets/1 a.png 999\n")
+    assert build(config(root), "train", 0).num_classes == 1000
+
+
+def test_classes_without_training_images_are_told(tmp_path: Path) -> None:
+    lines = "".join(f"photos of pets/{number} a.png {number + 1}\n" for number in range(3))
+    (remark,) = build(config(listed(tmp_path, lines)), "train", 0).remarks()
+    assert remark == (
+        "1 of 4 classes have no training image: 0; labels are counted from 0, and these begin at 1"
+    )
+    lines = "photos of pets/0 a.png 0\nphotos of pets/1 a.png 20\n"
+    (remark,) = build(config(listed(tmp_path / "gaps", lines)), "train", 0).remarks()
+    assert remark == ("19 of 21 classes have no training image: 1, 2, 3, 4, 5, 6, 7, 8 and 11 more")
+    assert build(config(class_folders(tmp_path / "whole")), "train", 0).remarks() == []
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -400,7 +425,7 @@ def test_a_list_names_nothing_outside_the_dataset(tmp_path: Path, name: str) -> 
     root = class_folders(tmp_path / "data")
     save(tmp_path / "secret.jpg")
     listed(root, f"{name} 0\n")
-    with pytest.raises(UserError, match=r"train_list.txt: entry 1 names .* outside dataset.path"):
+    with pytest.raises(UserError, match=r"train_list.txt, line 1: .* is outside dataset.path"):
         build(config(root), "train", 0)
 
 

@@ -252,6 +252,16 @@ def test_list_files_are_read_too(tmp_path: Path) -> None:
     assert train.path(0).endswith("(train/b/1.jpg)")
 
 
+def test_classes_without_training_images_are_told(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source")
+    for split in ("train", "val"):
+        (source / f"{split}_list.txt").write_text(f"{split}/a/0.png 1\n{split}/b/0.png 2\n")
+    said: list[str] = []
+    prepare(task(source, tmp_path / "prepared"), said.append)
+    assert said[0].startswith("warning: 1 of 3 classes have no training image: 0; ")
+    assert opened(tmp_path / "prepared", "train").remarks() == [said[0].removeprefix("warning: ")]
+
+
 def test_nothing_says_where_or_when_it_was_made(tmp_path: Path) -> None:
     for place in ("one", "elsewhere/two"):
         source = folder(tmp_path / place / "images")

@@ -28,7 +28,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from recipes import manifest, pointers, tensors
 from recipes.config import UserError
@@ -51,18 +51,6 @@ from recipes.snapshot import Snapshot
 _FINAL = re.compile(r"step-(?P<step>\d{8,})")
 _REPLACED = re.compile(r"\.(step-(?P<step>\d{8,}))\.replaced-\d+")
 _LEFTOVER = re.compile(r"\.(?:step-\d{8,}|last|best)\.(partial|deleted)-(\d+)")
-
-# What continues a run whose setting differs from the checkpoint's; others are `key=value`.
-_OVERRIDES = {
-    "model": "model.name={}",
-    "num_classes": "model.num_classes={}",
-    "global_batch_size": "global_batch_size={} batch_size=null",
-    "dataset": "dataset={}",
-    "optimizer": "optimizer={}",
-    "schedule": "schedule={}",
-    "amp": "amp={}",
-}
-_REQUIRED = ("model", "num_classes")
 
 T = TypeVar("T")
 
@@ -341,14 +329,14 @@ def _existing(path: Path) -> Path:
             f"checkpoint {path}: is one file of a checkpoint", f"name its folder: {path.parent}"
         )
     try:
-        if not _may_hold_some(real):
+        if not may_hold_some(real):
             raise _holds_none(path)
     except OSError as error:
         raise UserError(f"checkpoint {path}: cannot be read: {error.strerror}") from None
     return path
 
 
-def _may_hold_some(path: Path) -> bool:
+def may_hold_some(path: Path) -> bool:
     """Whether a path looks like a checkpoint, or like a folder of some; nothing is read of them."""
     if not path.is_dir():
         return False
@@ -422,49 +410,6 @@ def find(
         return found
 
     return _steadily(where, lambda path: (path, _load(path)))
-
-
-def compare_identity(
-    saved: Mapping[str, Any],
-    current: Mapping[str, Any],
-    source: Path | str = "the checkpoint",
-    *,
-    use: str = "continue it",
-    otherwise: str = "leave resume out to train from the start",
-) -> None:
-    """Refuse to continue a checkpoint with settings that would make it another training.
-
-    Args:
-        saved: `state["identity"]` of the checkpoint.
-        current: the same of this run. Fields that `saved` does not know are not compared, other
-            than the model and its class count.
-        use, otherwise: what a person can do with the checkpoint's settings, and without.
-
-    Raises:
-        UserError: naming each field that differs with both values, and its remedy.
-    """
-    absent = object()
-    differing = [
-        key
-        for key, value in current.items()
-        if (key in saved or key in _REQUIRED) and saved.get(key, absent) != value
-    ]
-    if not differing:
-        return
-    lines = [
-        f"  {key}: {printable(saved.get(key, 'not recorded'))} in the checkpoint, "
-        f"{current[key]} in this run"
-        for key in differing
-    ]
-    overrides = [
-        _OVERRIDES.get(key, f"{key}={{}}").format(printable(saved[key]))
-        for key in differing
-        if key in saved
-    ]
-    raise UserError(
-        f"{source} is of another training:\n" + "\n".join(lines),
-        f"{use} with {' '.join(overrides)}, or {otherwise}" if overrides else otherwise,
-    )
 
 
 def _beside(path: Path, purpose: str) -> Path:

@@ -501,24 +501,6 @@ def dump(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def changes(before: str, after: str) -> list[str]:
-    """Where two configurations as YAML differ: ``key: value before -> value after``."""
-    old, new = (dict(_values(OmegaConf.create(text))) for text in (before, after))
-    return [
-        f"{key}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}"
-        for key in [*new, *(key for key in old if key not in new)]
-        if old.get(key, "not set") != new.get(key, "not set")
-    ]
-
-
-def _values(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, DictConfig):
-            yield from _values(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def with_batch_sizes(config: Config) -> Config:
     """Derive `batch_size` from `global_batch_size`, or the other way round.
 

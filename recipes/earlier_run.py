@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import backbones, checkpoint, models, reading
-from recipes.config import ModelConfig, UserError, explain
+from recipes.config import Config, ModelConfig, UserError, dump, explain
 from recipes.printable import printable
 from recipes.telemetry import RunFolder
 
@@ -99,6 +99,34 @@ def goes_on_from(resume: str | None, run: RunFolder) -> str:
     return _began_from(run) or "auto"
 
 
+def changed(config: Config, run: RunFolder) -> list[str]:
+    """Where a run is set up otherwise than the one it scores or continues: ``key: then -> now``.
+
+    Args:
+        config: of this run; what a scored run's scores do not depend on is left out.
+        run: this run's folder, which ``resume=auto`` continues.
+
+    Raises:
+        UserError: the earlier run's ``config.yaml`` is no configuration.
+    """
+    evaluates = config.task.name == "evaluate"
+    source = config.checkpoint if evaluates else config.resume
+    if source is None:
+        return []
+    file = config_beside(run.path if source == "auto" else Path(source))
+    if file is None:
+        return []
+    before, now = read(file), dict(_leaves(yaml.safe_load(dump(config))))
+    if before.get("model.stem") == "auto" and now["model.stem"] == _stem_of(before):
+        before["model.stem"] = now["model.stem"]
+    return [
+        f"{printable(key)}: {printable(before.get(key, 'not set'))} -> {now.get(key, 'not set')}"
+        for key in [*now, *(key for key in before if key not in now)]
+        if before.get(key, "not set") != now.get(key, "not set")
+        and (_is_of_scores(key) if evaluates else key not in ("task.name", "resume"))
+    ]
+
+
 def read(file: Path) -> dict[str, Any]:
     """The settings in a run folder's ``config.yaml`` by key, such as ``model.name``.
 
@@ -158,10 +186,14 @@ def _set_by(recipe: Path) -> Iterator[str]:
 
 def _is_wanted(key: str, composed: DictConfig) -> bool:
     if composed.task.name == "evaluate":
-        wanted = any(_covers(each, key) for each in _OF_SCORES)
-        # Other weights come first, and where decoding is done is this machine's affair.
-        return wanted and not key.startswith(("model.pretrained", "dataset.workers"))
+        return _is_of_scores(key)
     return not any(_covers(each, key) for each in _OF_LAUNCH)
+
+
+def _is_of_scores(key: str) -> bool:
+    # Other weights come first, and where decoding is done is this machine's affair.
+    others = key.startswith(("model.pretrained", "dataset.workers"))
+    return not others and any(_covers(each, key) for each in _OF_SCORES)
 
 
 def _adjust(
@@ -173,12 +205,17 @@ def _adjust(
     if composed.task.name == "train" and not named & set(_BATCHES):
         # On another topology the global batch stays, not each device's share of it.
         taken |= {"batch_size": None, "global_batch_size": saved.get("global_batch_size")}
-    size = saved.get("dataset.image_size")
     if taken.get("model.stem") == "auto" and "dataset.image_size" not in taken:
-        name = str(saved.get("model.name"))
-        if isinstance(size, int) and name in backbones.modules():
-            # The images may be of another size now; the weights are not of another stem.
-            taken["model.stem"] = models.chosen_stem(ModelConfig(name=name), size)
+        # The images may be of another size now; the weights are not of another stem.
+        taken["model.stem"] = _stem_of(saved) or "auto"
+
+
+def _stem_of(saved: Mapping[str, Any]) -> str | None:
+    """The stem that ``model.stem=auto`` was in a run; None where its settings do not tell."""
+    name, size = str(saved.get("model.name")), saved.get("dataset.image_size")
+    if not isinstance(size, int) or name not in backbones.modules():
+        return None
+    return models.chosen_stem(ModelConfig(name=name), size)
 
 
 def _covers(group: str, key: str) -> bool:

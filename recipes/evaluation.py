@@ -20,6 +20,7 @@ from recipes.data.normalisation import Normalise
 from recipes.manifest import STATE, not_understood
 from recipes.position import check_state
 from recipes.pulse import Phase, Pulse
+from recipes.same_training import identity, refuse_another_model
 from recipes.snapshot import check_names
 from recipes.topology import Place
 
@@ -138,14 +139,8 @@ def evaluate_checkpoint(
             check_state(snapshot.state)
         except ValueError as error:
             raise not_understood(path, STATE, str(error)) from None
-        saved = snapshot.state["identity"]
-        checkpoint.compare_identity(
-            {key: saved[key] for key in ("model", "num_classes") if key in saved},
-            {"model": config.model.name, "num_classes": models.num_classes(config, dataset)},
-            path,
-            use="evaluate it",
-            otherwise="name a checkpoint of this model",
-        )
+        current = identity(config, len(dataset), models.num_classes(config, dataset))
+        refuse_another_model(snapshot.state["identity"], current, path, dataset.num_classes)
         state = snapshot.state["position"]
     state = distributed.broadcast_json(state)
     weights = distributed.broadcast_arrays(snapshot.model if snapshot else None)

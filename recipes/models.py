@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recipes import backbones, pointers
+from recipes import backbones, checkpoint, pointers, stems
 from recipes.backbones import LIST_COMMAND, RESNET_MODULE
 from recipes.config import Config, ConfigError, ModelConfig, UserError
 from recipes.home import expand_user
+from recipes.manifest import MANIFEST, MODEL
 from recipes.weights import SUFFIXES, read_weights
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def build(config: ModelConfig, num_classes: int, image_size: int) -> Layer:
         if stem == "cifar":
             _use_cifar_stem(model, config)
         if weights is not None:
-            _load(model, weights, num_classes, stem)
+            _load(model, weights, num_classes)
         _check_output(model, config, num_classes, image_size)
     return model
 
@@ -120,9 +121,25 @@ def num_classes(config: Config, dataset: HasClasses) -> int:
     if configured is not None and configured < dataset.num_classes:
         raise ConfigError(
             f"model.num_classes={configured}, but {dataset.name} has {dataset.num_classes} classes",
-            "model.num_classes=null takes the dataset's",
+            _way_out_of_classes(config),
         )
     return configured or dataset.num_classes
+
+
+def _way_out_of_classes(config: Config) -> str:
+    """What to do with a dataset of more classes than configured; a checkpoint's stay its own."""
+    if config.task.name == "evaluate":
+        return (
+            "score the checkpoint on images of its own classes: where its run folder knows them, "
+            "leave dataset, dataset.path and model.num_classes out"
+        )
+    if config.resume not in (None, "auto"):
+        return (
+            "a training goes on with its own classes: leave dataset and model.num_classes out; or "
+            f"start another one from its weights: model.pretrained={config.resume} in place of "
+            "resume, and model.num_classes=null"
+        )
+    return "model.num_classes=null takes the dataset's"
 
 
 def prepare(config: Config, dataset: ImageDataset) -> Layer:
@@ -434,6 +451,12 @@ def _check_output(model: Layer, config: ModelConfig, num_classes: int, image_siz
 # --- pretrained weights: finding -----------------------------------------------------------------
 
 
+_WEIGHTS = (
+    "give a file, a run folder, a checkpoint, another folder with model.safetensors, a URL, or "
+    '"paddleclas"'
+)
+
+
 def fetch_pretrained(config: ModelConfig) -> Path | None:
     """The file of the configured pretrained weights, downloaded into the cache if need be.
 
@@ -470,14 +493,29 @@ def _local(pretrained: str) -> Path:
     if path.name in pointers.NAMES and os.path.lexists(path):
         path = pointers.looked_again(lambda: pointers.follow(expand_user(pretrained)))
     if path.is_dir():
-        path = path / "model.safetensors"
+        return _in_folder(pretrained, path)
     if not path.is_file():
-        raise ConfigError(
-            f"model.pretrained={pretrained}: no file {path}",
-            'give a file, a folder with model.safetensors, a URL, or "paddleclas"',
-        )
+        raise ConfigError(f"model.pretrained={pretrained}: no file {path}", _WEIGHTS)
     _check_suffix(pretrained, path.name)
     return path
+
+
+def _in_folder(pretrained: str, folder: Path) -> Path:
+    """The weights in a folder of weights, or of a checkpoint, or a run's newest ones."""
+    if not (folder / MANIFEST).exists() and (folder / MODEL).is_file():
+        return folder / MODEL
+    if not checkpoint.may_hold_some(folder):
+        missing = f"no file {folder / MODEL}, and no checkpoint in the folder"
+        raise ConfigError(f"model.pretrained={pretrained}: {missing}", _WEIGHTS)
+    try:
+        found = checkpoint.resolve(str(folder), folder)
+        assert found is not None  # as the folder is named
+        checkpoint.verify(found)
+    except UserError as error:
+        raise ConfigError(
+            f"model.pretrained={pretrained}: {error.message}", error.remedy or _WEIGHTS
+        ) from None
+    return found / MODEL
 
 
 def _check_suffix(pretrained: str, name: str) -> None:
@@ -592,7 +630,7 @@ def _sha256(path: Path) -> str:
 # --- pretrained weights: loading -----------------------------------------------------------------
 
 
-def _load(model: Layer, path: Path, num_classes: int, stem: str) -> None:
+def _load(model: Layer, path: Path, num_classes: int) -> None:
     """Put weights into the model; a classifier of another class count keeps its initial ones."""
     weights, state = read_weights(path), model.state_dict()
     differing = {
@@ -608,12 +646,13 @@ def _load(model: Layer, path: Path, num_classes: int, stem: str) -> None:
         for name, (theirs, ours) in differing.items()
         if name not in head
     ]
+    if len(problems) == 1:
+        stems.refuse_another(path, differing.keys() - head, *differing.get(stems.FIRST, ([], [])))
     if problems:
         shown = problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-        hint = ", and model.stem=imagenet for weights of the ImageNet form"
         raise UserError(
             f"{path} does not fit the model:\n    " + "\n    ".join(shown),
-            f"give weights of this very backbone{hint if stem == 'cifar' else ''}",
+            "give weights of this very backbone",
         )
     for name in state:
         if name not in head:

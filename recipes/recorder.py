@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recipes import distributed, telemetry
-from recipes.config import Config, changes, dump
+from recipes import distributed, earlier_run, telemetry
+from recipes.config import Config, dump
 from recipes.data import Plan
 from recipes.data.loader import Batch
 from recipes.data.transfer import DeviceBatch
@@ -225,10 +225,9 @@ class Recorder:
 
     def _open(self, run: telemetry.RunFolder) -> None:
         """Continue the run's records; what was logged after the checkpoint is superseded."""
-        if self.position.step and run.config.exists():
-            for change in changes(run.config.read_text(), dump(self._config)):
-                if not change.startswith("resume:"):
-                    _log.info("from step %d on, %s", self.position.step + 1, change)
+        if self.position.step:
+            for change in earlier_run.changed(self._config, run):
+                _log.info("from step %d on, %s", self.position.step + 1, change)
         telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
         history = self._log.rewind(self.position.step)

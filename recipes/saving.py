@@ -15,6 +15,7 @@ from recipes import batch_norm, checkpoint, distributed
 from recipes.config import Config, UserError
 from recipes.manifest import RANKS, STATE, not_understood
 from recipes.position import Position, check_state, check_within, read_position
+from recipes.same_training import refuse_another_training
 from recipes.snapshot import Snapshot, restore, snapshot_of
 from recipes.telemetry import RunFolder
 from recipes.topology import Place
@@ -24,21 +25,13 @@ _STATISTICS = "running_statistics"
 _log = logging.getLogger(__name__)
 
 
-def identity(config: Config, train_size: int, num_classes: int) -> dict[str, Any]:
-    """What must stay the same for a continued training to be the same training."""
-    return {
-        "model": config.model.name,
-        "num_classes": num_classes,
-        "dataset": config.dataset.name,
-        "train_size": train_size,
-        "seed": config.seed,
-        "global_batch_size": config.global_batch_size,
-        "dtype": config.dtype,
-    }
-
-
 class Saver:
-    """Saves and resumes one training. Rank 0 reads and writes; the others get it from there."""
+    """Saves and resumes one training. Rank 0 reads and writes; the others get it from there.
+
+    Args:
+        described: `same_training.identity` of it.
+        classes: the dataset's, of which the model may have more.
+    """
 
     def __init__(
         self,
@@ -49,6 +42,7 @@ class Saver:
         optimizer: paddle.optimizer.Optimizer,
         scaler: paddle.amp.GradScaler,
         described: Mapping[str, Any],
+        classes: int,
     ) -> None:
         self._config = config
         self._run = run
@@ -57,6 +51,7 @@ class Saver:
         self._optimizer = optimizer
         self._scaler = scaler
         self._identity = dict(described)
+        self._classes = classes
         self._resumed: dict[str, np.ndarray] = {}
         self._writer = checkpoint.Writer(run.checkpoints, config.save.keep)
 
@@ -179,7 +174,7 @@ class Saver:
             check_state(snapshot.state)
         except ValueError as error:
             raise not_understood(path, STATE, str(error)) from None
-        checkpoint.compare_identity(snapshot.state["identity"], self._identity, path)
+        refuse_another_training(snapshot.state["identity"], self._identity, path, self._classes)
         position = read_position(snapshot.state)
         try:
             check_within(

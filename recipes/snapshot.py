@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes import stems
 from recipes.config import UserError
 from recipes.printable import listed, printable
 
@@ -53,14 +54,20 @@ def check_names(
     """
     problems = [f"{name}: missing in the checkpoint" for name in current if name not in saved]
     problems += [f"{printable(name)}: unknown to {whose}" for name in saved if name not in current]
+    differing = []
     for name in current.keys() & saved.keys():
         theirs, ours = _describe(saved[name]), _describe(current[name])
         if theirs != ours:
+            differing.append(name)
             problems.append(f"{name}: {theirs} in the checkpoint, {ours} in {whose}")
+    if differing == [stems.FIRST] and len(problems) == 1:
+        shapes = (list(each[stems.FIRST].shape) for each in (saved, current))
+        stems.refuse_another(source, differing, *shapes)
     if problems:
         raise UserError(
             f"{source} does not fit {whose}:{listed(sorted(problems))}",
-            "set model, model.num_classes, dtype, amp and optimizer as the checkpoint had them",
+            "set model, model.stem, model.num_classes, dtype, amp and optimizer as the checkpoint "
+            "had them",
         )
 
 

@@ -32,7 +32,8 @@ from recipes.metering import Meter
 from recipes.progress import StepDisplay
 from recipes.pulse import Phase, Pulse
 from recipes.recorder import Recorder
-from recipes.saving import Saver, identity
+from recipes.same_training import identity
+from recipes.saving import Saver
 from recipes.topology import Place
 
 _log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ def train(
     scaler = optimization.build_scaler(config.amp)
 
     described = identity(config, len(train_set), models.num_classes(config, train_set))
-    saver = Saver(config, run, place, model, optimizer, scaler, described)
+    classes = train_set.num_classes
+    saver = Saver(config, run, place, model, optimizer, scaler, described, classes)
     recorder = Recorder(config, run, place, plan, saver.resume(), display, pulse)
 
     network = distributed.data_parallel(model)

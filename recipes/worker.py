@@ -220,6 +220,8 @@ def evaluate_task(
     from recipes.evaluation import evaluate_checkpoint
 
     started = time.monotonic()
+    for change in earlier_run.changed(config, run) if place.rank == 0 else ():
+        _log.info("otherwise than the checkpoint's run: %s", change)
     scores, position = evaluate_checkpoint(config, run.path, place, pulse)
     metrics = {"epoch": position["epoch"], "step": position["step"], **scores.as_dict()}
     if place.rank == 0:

@@ -460,42 +460,6 @@ def test_resume_names_what_is_wrong_and_what_is_near(tmp_path: Path) -> None:
     assert str(path) in error(path / manifest.MODEL).remedy
 
 
-def test_another_model_or_setting_is_refused_with_its_remedy() -> None:
-    checkpoint.compare_identity(IDENTITY, dict(IDENTITY))
-    checkpoint.compare_identity(IDENTITY, {**IDENTITY, "new_field": 3})
-    with pytest.raises(UserError) as error:
-        checkpoint.compare_identity(
-            IDENTITY,
-            {
-                **IDENTITY,
-                "model": "ResNet50",
-                "num_classes": 100,
-                "seed": 2,
-                "global_batch_size": 128,
-            },
-            "outputs/a",
-        )
-    text = str(error.value)
-    for part in (
-        "outputs/a",
-        "model: ResNet18 in the checkpoint, ResNet50 in this run",
-        "num_classes: 10 in the checkpoint, 100 in this run",
-        "model.name=ResNet18",
-        "model.num_classes=10",
-        "seed=1",
-        "global_batch_size=64 batch_size=null",
-    ):
-        assert part in text
-    assert "dataset" not in text
-    with pytest.raises(UserError, match="model: not recorded in the checkpoint"):
-        checkpoint.compare_identity({}, {"model": "ResNet18"})
-    with pytest.raises(UserError) as error:
-        checkpoint.compare_identity(
-            {"model": "ResNet18"}, {"model": "ResNet50"}, use="evaluate it", otherwise="another one"
-        )
-    assert error.value.remedy == "evaluate it with model.name=ResNet18, or another one"
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     folder = tmp_path / "disk"

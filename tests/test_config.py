@@ -771,18 +771,6 @@ def getattr_path(node: Any, key: str) -> Any:
     return node
 
 
-def test_changes_name_what_differs() -> None:
-    before = "seed: 1\noptimizer:\n  base_lr: 0.2\n  fused: false\nmilestones:\n- 1\n"
-    assert config.changes(before, before) == []
-    after = "seed: 1\noptimizer:\n  base_lr: 0.9\nmilestones:\n- 1\n- 2\nnew: null\n"
-    assert config.changes(before, after) == [
-        "optimizer.base_lr: 0.2 -> 0.9",
-        "milestones: [1] -> [1, 2]",
-        "new: not set -> None",
-        "optimizer.fused: False -> not set",
-    ]
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [("a" * 300, "File name too long"), ("'a\x1bb'", "hydra.run.dir=")],

@@ -11,8 +11,9 @@ import pytest
 from mutations import mutated
 from omegaconf import OmegaConf
 
-from recipes import config, earlier_run
+from recipes import config, earlier_run, foresight
 from recipes.config import Config, UserError
+from recipes.telemetry import RunFolder
 
 CONF = Path(__file__).parent.parent / "conf"
 TRAINED = (
@@ -111,6 +112,45 @@ def test_a_checkpoint_without_a_run_gives_nothing(run: Path) -> None:
     (run / "config.yaml").unlink()
     assert composed("task=evaluate", f"checkpoint={run}").model.name == "ResNet18"
     assert composed(f"resume={run / 'checkpoints'}").model.name == "ResNet18"
+
+
+def test_what_is_otherwise_than_in_the_earlier_run_is_named(run: Path) -> None:
+    evaluate = ("task=evaluate", f"checkpoint={run}")
+    assert earlier_run.changed(composed(*evaluate), RunFolder(Path("nowhere"))) == []
+    named = composed(*evaluate, "dataset.image_size=128", "eval_batch_size=5", "threads=3")
+    # The stem is the one that it was, now by name; where it runs changes no score.
+    assert earlier_run.changed(named, RunFolder(Path("nowhere"))) == [
+        "dataset.image_size: 32 -> 128",
+        "eval_batch_size: 100 -> 5",
+    ]
+
+
+@pytest.mark.parametrize("resume", ["auto", "PATH"])
+def test_what_a_continued_training_changes_is_named(run: Path, resume: str) -> None:
+    settings = ("optimizer.base_lr=0.2", "topology=1x2", "threads=1", "max_steps=9")
+    source = "auto" if resume == "auto" else str(run)
+    made = composed(f"resume={source}", *settings, folder=run if resume == "auto" else Path("new"))
+    changes = earlier_run.changed(made, RunFolder(run if resume == "auto" else Path("new")))
+    assert changes == ["optimizer.base_lr: 0.05 -> 0.2", "max_steps: 3 -> 9"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("task=evaluate", "checkpoint=RUN", "dataset=digits"),
+        ("resume=RUN", "dataset=digits"),
+        ("resume=RUN", "dataset=digits", "model.num_classes=4"),
+    ],
+)
+def test_too_few_classes_of_a_checkpoint_are_no_setting(run: Path, words: tuple[str, ...]) -> None:
+    text = (run / "config.yaml").read_text().replace("num_classes: 12", "num_classes: 4")
+    (run / "config.yaml").write_text(text)
+    made = composed(*(word.replace("RUN", str(run)) for word in words))
+    with pytest.raises(UserError) as caught:
+        foresight.check(made)
+    assert "model.num_classes=4, but digits has 10 classes" in caught.value.message
+    assert "leave dataset" in caught.value.remedy
+    assert ("model.pretrained=" in caught.value.remedy) == (words[0] == "resume=RUN")
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ import paddle
 import pytest
 from safetensors.numpy import save_file
 
-from recipes import backbones, models
+from recipes import backbones, checkpoint, models
 from recipes.batch_norm import convert_sync_batch_norm
 from recipes.config import ConfigError, ModelConfig, UserError
 from recipes.models import build, describe, fetch_pretrained
+from recipes.snapshot import Snapshot
 from recipes.weights import read_weights
 
 ROOT = Path(__file__).parent.parent
@@ -393,6 +394,38 @@ def test_weights_from_each_form(form: str, tmp_path: Path) -> None:
     assert all((arrays(model)[name] == value).all() for name, value in arrays(source).items())
 
 
+@pytest.mark.parametrize("form", ["", "checkpoints", "checkpoints/last", "checkpoints/best"])
+def test_weights_of_a_run_are_those_of_its_checkpoint(form: str, tmp_path: Path) -> None:
+    older, newer = (checkpoint_of(step, tmp_path / "run" / "checkpoints") for step in (1, 2))
+    found = fetch_pretrained(ModelConfig(SMALL, pretrained=str(tmp_path / "run" / form)))
+    assert found == (older if form.endswith("best") else newer) / "model.safetensors"
+
+
+def test_damaged_weights_of_a_run_are_not_taken(tmp_path: Path) -> None:
+    path = checkpoint_of(1, tmp_path / "checkpoints") / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    for name in (tmp_path, path.parent):
+        with pytest.raises(ConfigError, match=r"(?s)model\.pretrained=.*model\.safetensors"):
+            fetch_pretrained(ModelConfig(SMALL, pretrained=str(name)))
+
+
+def checkpoint_of(step: int, folder: Path) -> Path:
+    """A checkpoint of no training; the first one is the best."""
+    held = {"w": np.zeros(2, np.float32)}
+    return checkpoint.save(folder, Snapshot(held, {}, {"step": step}), best=step == 1, keep=9)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(32, 224), (224, 32)])
+def test_weights_of_another_stem_are_called_so(theirs: int, ours: int, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file(arrays(build(ModelConfig("ResNet18"), 10, theirs)), path)
+    stem = "cifar" if theirs == 32 else "imagenet"
+    with pytest.raises(UserError, match=f"with the {stem} stem") as caught:
+        build(ModelConfig("ResNet18", pretrained=str(path)), 3, ours)
+    assert caught.value.remedy == f"model.stem={stem}"
+    build(ModelConfig("ResNet18", pretrained=str(path), stem=stem), 3, ours)
+
+
 def test_a_head_of_another_class_count_stays_random(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,14 +468,6 @@ def test_every_other_mismatch_is_named(tmp_path: Path) -> None:
     assert "unknown to the model: extra" in message
     assert "shape of conv1.conv.weight: [4, 3, 5, 5] in the file, [8, 3, 3, 3]" in message
     assert "fc.weight" not in message
-
-
-def test_imagenet_weights_on_a_cifar_stem_name_the_remedy(tmp_path: Path) -> None:
-    source = build(ModelConfig(name="ResNet18", stem="imagenet"), 10, 224)
-    save_file(arrays(source), tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"shape of stem\.0\.conv\.weight") as caught:
-        build(ModelConfig(name="ResNet18", pretrained=str(tmp_path / "w.safetensors")), 10, 32)
-    assert "model.stem=imagenet" in caught.value.remedy
 
 
 # --- finding and downloading
@@ -596,7 +621,7 @@ def test_backbones_without_published_weights(name: str) -> None:
     ("pretrained", "message"),
     [
         ("nowhere.pdparams", r"model\.pretrained=nowhere\.pdparams: no file"),
-        ("tests", r"no file tests/model\.safetensors"),
+        ("tests", r"no file tests/model\.safetensors, and no checkpoint"),
         ("pyproject.toml", r"not a file of \.pdparams or \.safetensors"),
         ("http://127.0.0.1/weights.pth", r"weights\.pth is not a file of"),
     ],

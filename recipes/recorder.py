@@ -96,7 +96,10 @@ class Recorder:
             yield moved
 
     def finish_step(self, epoch: int, batch: Batch, learning_rate: float, meter: Meter) -> None:
-        """Count an optimizer step; every ``log.every`` steps read the meter and record an event.
+        """Count an optimizer step; where an event is due, read the meter and record it.
+
+        One is due every ``log.every`` steps and, in a training, at the end of an epoch and of the
+        run: small data would tell of nothing else.
 
         Args:
             epoch: of the step, from 0.
@@ -113,9 +116,15 @@ class Recorder:
         )
         self._samples += batch.global_count
         self._progress.advance(self.position.step)
-        if (self.position.step - self._first_event) % self._config.log.every == 0:
+        if self._event_due:
             reading = meter.read()
             self._record_training(epoch, learning_rate, asdict(reading))
+
+    @property
+    def _event_due(self) -> bool:
+        steps = self.position.step - self._first_event
+        last = self.position.step_in_epoch == 0 or self.done
+        return steps % self._config.log.every == 0 or (last and not self._benchmark)
 
     def position_now(self, meter: Meter) -> Position:
         """The position with what the interval has counted so far; for all ranks at one step."""

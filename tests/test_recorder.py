@@ -57,7 +57,12 @@ def a_batch(step: int, part: int) -> Batch:
 
 
 def play(
-    made: Config, size: int, waits: list[float], works: list[float], between: float
+    made: Config,
+    size: int,
+    waits: list[float],
+    works: list[float],
+    between: float,
+    begin: Position | None = None,
 ) -> list[dict[str, Any]]:
     """The events of a training whose micro-batches take these times, over and over.
 
@@ -66,6 +71,7 @@ def play(
         waits: seconds until a micro-batch is there.
         works: seconds of computing with it.
         between: seconds of evaluation and saving between two epochs.
+        begin: where the training goes on.
     """
     events: list[dict[str, Any]] = []
     clock = Clock()
@@ -77,7 +83,7 @@ def play(
             telemetry.RunFolder(Path("nowhere")),
             RANK_1,
             plan,
-            Position(),
+            begin or Position(),
             NoDisplay(),
             NoPulse(),
         )
@@ -143,13 +149,26 @@ def test_speed_and_waiting_are_those_of_the_interval(
         batch_size=2,
     )
     events = play(made, steps_per_epoch * BATCH, waits, works, between)
-    assert [event["step"] for event in events] == list(range(every, steps + 1, every))
+    due = {*range(every, steps + 1, every), *range(steps_per_epoch, steps + 1, steps_per_epoch)}
+    assert [event["step"] for event in events] == sorted(due | {steps})
+    before = 0
     for event in events:
-        parts = range((event["step"] - every) * accumulate, event["step"] * accumulate)
+        parts = range(before * accumulate, event["step"] * accumulate)
         waited = sum(waits[part % len(waits)] for part in parts)
         whole = waited + sum(works[part % len(works)] for part in parts)
-        assert event["images_per_second"] == pytest.approx(every * BATCH / whole)
+        taken = event["step"] - before
+        before = event["step"]
+        assert event["images_per_second"] == pytest.approx(taken * BATCH / whole)
         assert event["data_wait"] == pytest.approx(waited / whole, abs=1e-9)
+
+
+@pytest.mark.parametrize("begins_after", [0, 4, 9, 11])
+def test_the_last_step_of_an_epoch_and_of_the_run_is_recorded(begins_after: int) -> None:
+    made = Config(log=LogConfig(every=20), epochs=3, max_steps=13, batch_size=4)
+    begin = Position(begins_after, begins_after // 9, begins_after % 9)
+    events = play(made, 9 * BATCH, [0.0], [1.0], 0.0, begin)
+    assert [event["step"] for event in events] == [step for step in (9, 13) if step > begins_after]
+    assert [event["epoch"] for event in events] == [0, 1][-len(events) :]
 
 
 @settings(max_examples=50, deadline=None)

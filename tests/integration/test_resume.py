@@ -162,7 +162,6 @@ def test_a_finished_run_that_is_continued_keeps_its_speed(
     run = launch(folder, *TWO_EPOCHS, "resume=auto")
     assert run.status == 0, run.said
     assert run.events("train") == straight.events("train")
-    # Of what was logged, which leaves out the last steps where log.every does not divide them.
     speed = straight.result["images_per_second"]
     assert run.result["images_per_second"] == pytest.approx(speed, rel=0.05)
     assert run.result["final"] == straight.result["final"]

@@ -54,10 +54,12 @@ def test_without_a_parent_the_command_line_counts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_run_that_has_ended_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(worker.RUN_VARIABLE, str(tmp_path))
     monkeypatch.setenv(worker.REPORTS_VARIABLE, str(tmp_path))
-    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read"):
+    with pytest.raises(UserError, match=f"{worker.RUN_VARIABLE}=.* of a run that has ended"):
         worker.given_run(ROOT / "conf", [])
 
 

@@ -27,7 +27,7 @@ try:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from recipes import bounds, command_line, config, earlier_run, launch
+    from recipes import bounds, command_line, config, earlier_run, launch, runs
     from recipes.printable import printable_lines
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
@@ -84,7 +84,10 @@ def run_as_parent() -> int:
 
         def run_task() -> int:
             whole = earlier_run.with_its_settings(composed, settings, folder, CONF)
-            return launch.run(config.from_hydra(whole), folder, WATCH)
+            checked = config.from_hydra(whole)
+            if checked.task.name == "runs":
+                return runs.show(checked)
+            return launch.run(checked, folder, WATCH)
 
         statuses[-1] = in_one_message(run_task) or 0
         remove_if_empty(folder)

@@ -37,7 +37,7 @@ from recipes.topology import Topology
 _OPEN = "model.arguments"
 _SHOWN = 100  # characters of a setting in a message
 
-TASKS = ("train", "evaluate", "benchmark", "preflight", "prepare", "smoke")
+TASKS = ("train", "evaluate", "benchmark", "preflight", "prepare", "smoke", "runs")
 # bench-… are the tables of `make bench`, beside the records.
 _RECORD_NAME = re.compile(r"(?!bench-)\w[\w.-]*", re.ASCII)
 DATASETS = ("digits", "cifar10", "imagenet", "synthetic")
@@ -246,6 +246,16 @@ class SaveConfig:
 
 
 @dataclass
+class RunsConfig:
+    """task=runs: list the runs in a folder, or remove some."""
+
+    folder: str = "outputs"
+    # completed, interrupted, failed or killed: the runs that ended so; or the name of a run's
+    # folder as it is listed, or a pattern of such names (* and ?). Runs that go on stay.
+    remove: str | None = None
+
+
+@dataclass
 class BenchmarkConfig:
     """task=benchmark: how long it measures, and what becomes of the record."""
 
@@ -277,6 +287,7 @@ class Config:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    runs: RunsConfig = field(default_factory=RunsConfig)
     recipe_name: str = "custom"  # the recipe file that set this up, if one did
     epochs: int = 1
     max_steps: int | None = None  # stop early after this many optimizer steps

@@ -170,6 +170,7 @@ _CHOICES = {
         **dict.fromkeys(("fit", "training"), "train"),
         **dict.fromkeys(("convert", "preparation"), "prepare"),
         "check": "preflight",
+        **dict.fromkeys(("list", "ls", "clean", "cleanup", "rm", "remove"), "runs"),
     },
     "network": {"ib": "infiniband", "rdma": "infiniband", "tcp": "ethernet", "eth": "ethernet"},
 }

@@ -43,6 +43,8 @@ REPORTS_VARIABLE = "FLEET_RECIPES_REPORTS"  # config.yaml, and where ranks leave
 PROGRESS_VARIABLE = "FLEET_RECIPES_PROGRESS"  # "1": report steps for a progress bar
 PARENT_VARIABLE = "FLEET_RECIPES_PARENT"  # its process id
 
+WITHOUT_RANKS = ("preflight", "prepare", "runs")  # the tasks that a parent does alone
+
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,11 @@ def given_run(conf: Path, overrides: list[str]) -> tuple[Config, Path]:
         settings = settings_only(overrides)
         composed, path = compose_unchecked(conf, settings)
         config = from_hydra(earlier_run.with_its_settings(composed, settings, path, conf))
+        if config.task.name in WITHOUT_RANKS:
+            raise UserError(
+                f"task={config.task.name} has no ranks for a launcher to start",
+                f"python train.py task={config.task.name} …",
+            )
         refuse_used(config, telemetry.RunFolder(path))
         if config.resume == "auto":
             config.resume = earlier_run.goes_on_from(config.resume, telemetry.RunFolder(path))

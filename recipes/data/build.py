@@ -24,8 +24,9 @@ def prepare(config: DatasetConfig, log: Callable[[str], None] = print) -> None:
 
         prepare_cifar10(config, log)
     elif config.name == "imagenet":
+        from recipes.data.description import read_manifest
         from recipes.data.imagenet import dataset_root
-        from recipes.data.shards import is_prepared, read_manifest
+        from recipes.data.shards import is_prepared
 
         root = dataset_root(config)
         if is_prepared(root):

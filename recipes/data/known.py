@@ -57,7 +57,8 @@ def _is_extracted(path: Path) -> bool:
 
 
 def _prepared(root: Path) -> Known | None:
-    from recipes.data.shards import is_prepared, read_manifest
+    from recipes.data.description import read_manifest
+    from recipes.data.shards import is_prepared
 
     if not is_prepared(root):
         return None  # folders and lists: the ranks look through them, at once

@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import math
 import os
 import shutil
@@ -36,31 +35,30 @@ from recipes.cores import usable_cores
 from recipes.data.build import SPLITS
 from recipes.data.conversion import Conversion, Stored, convert
 from recipes.data.decoding import MAX_PIXELS, UnreadableImage, read_file
+from recipes.data.description import (
+    DATASET,
+    FileRecord,
+    Manifest,
+    SplitRecord,
+    canonical,
+    file_record,
+    index_name,
+    names_name,
+    read_manifest,
+    shard_name,
+)
 from recipes.data.imagenet import Listing, dataset_root, list_images
 from recipes.data.in_hand import InHand, Patience, Source, read_seconds
 from recipes.data.jpeg import Scratch
 from recipes.data.list_files import LISTS
 from recipes.data.photographs import remarks_on
 from recipes.data.reading_threads import ReadingThreads
-from recipes.data.shards import (
-    ALIGNMENT,
-    DATASET,
-    ORDER,
-    ROW,
-    UNFINISHED,
-    FileRecord,
-    Manifest,
-    SplitRecord,
-    canonical,
-    index_name,
-    is_prepared,
-    names_name,
-    read_manifest,
-    shard_name,
-    verify,
-)
+from recipes.data.shards import ALIGNMENT, ORDER, ROW, UNFINISHED, is_prepared, verify
 from recipes.disk import sync_folder
+from recipes.printable import printable
 from recipes.progress import StepDisplay
+from recipes.reading import json_of
+from recipes.rendezvous.checks import Malformed, a_list, an_integer, of_form
 
 _LOCK = "lock"
 _MIB = 1 << 20
@@ -109,11 +107,24 @@ class ShardRecord:
     source_bytes: int
     kept: int
 
+    @property
+    def images(self) -> int:
+        """How many it holds."""
+        return self.next - self.first - len(self.skipped)
+
     @classmethod
-    def decode(cls, data: bytes) -> ShardRecord:
-        """The inverse of `canonical(asdict(record))`."""
-        content = json.loads(data)
-        return cls(file=FileRecord(**content.pop("file")), **content)
+    def read(cls, path: Path, name: str) -> ShardRecord:
+        """As written to `path`, of the shard that has this name.
+
+        Raises:
+            UserError, Malformed: it is none.
+        """
+        form = {
+            "file": lambda value: file_record(value, name),
+            **dict.fromkeys(("first", "next", "source_bytes", "kept"), an_integer),
+            "skipped": lambda value: [an_integer(number) for number in a_list(value)],
+        }
+        return cls(**of_form(json_of(path), form))
 
 
 @dataclass(frozen=True)
@@ -321,8 +332,9 @@ def _refuse_other_order(output: Path, theirs: Order, ours: Order) -> None:
 def _shown(value: Any) -> str:
     """A setting, or the facts of a listing, in a message."""
     if isinstance(value, dict):
-        return f"{value['images']} images (names and labels {value['listing'][:12]})"
-    return str(value)
+        listing = printable(value.get("listing"), 12)
+        return f"{printable(value.get('images'))} images (names and labels {listing})"
+    return printable(value)
 
 
 @contextlib.contextmanager
@@ -349,11 +361,29 @@ def _claimed(preparation: Preparation, order: Order) -> Iterator[None]:
                 f"another process is preparing {output}", "wait for it, or end it"
             ) from None
         if (unfinished / ORDER).is_file():
-            theirs = Order(**json.loads((unfinished / ORDER).read_bytes()))
+            theirs = _read_order(unfinished / ORDER)
             _refuse_other_order(output, theirs, order)
         else:
             _write_whole(unfinished / ORDER, order.encode())
         yield
+
+
+def _read_order(path: Path) -> Order:
+    """What a preparation that has not ended was begun with."""
+    form = {"settings": _an_object, "source": _an_object, "made_with": _an_object}
+    try:
+        return Order(**of_form(json_of(path), form))
+    except (UserError, Malformed) as error:
+        raise UserError(
+            f"{path}: not as a preparation leaves it: {printable(error, 200)}",
+            f"remove {path.parent.parent} and begin again, or choose another prepare.output",
+        ) from None
+
+
+def _an_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed("no object")
+    return value
 
 
 def _make(
@@ -471,14 +501,16 @@ class _Split:
         return self._preparation.shard_bytes
 
     def _recorded(self, number: int) -> ShardRecord | None:
-        """A shard on record, if it and its rows are there."""
+        """A shard on record, if it and its rows are there; else it is made again."""
         try:
-            record = ShardRecord.decode(self._record_path(number).read_bytes())
+            record = ShardRecord.read(self._record_path(number), shard_name(self.name, number))
             size = (self._preparation.output / record.file.name).stat().st_size
-            rows = self._rows_path(number).stat().st_size
-        except FileNotFoundError:
+            rows = np.load(self._rows_path(number), allow_pickle=False)
+            described = rows.dtype == ROW and rows.shape == (record.images,)
+        except (FileNotFoundError, UserError, ValueError, EOFError, AttributeError):
             return None
-        return record if size == record.file.bytes and rows else None
+        fits = self.done < record.next <= self.size
+        return record if size == record.file.bytes and described and fits else None
 
     def _record_path(self, number: int) -> Path:
         return self._preparation.unfinished / f"{self.name}-{number:05}.json"

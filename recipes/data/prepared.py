@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig
+from recipes.data.description import read_manifest
 from recipes.data.photographs import PhotoDataset
-from recipes.data.shards import ShardReader, read_manifest
+from recipes.data.shards import ShardReader
 
 
 class ShardDataset(PhotoDataset):

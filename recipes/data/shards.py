@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
+import io
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,22 @@ from numpy.typing import NDArray
 
 from recipes.config import UserError
 from recipes.data.decoding import UnreadableImage
+from recipes.data.description import (
+    AGAIN,
+    DATASET,
+    VERSION,
+    FileRecord,
+    Manifest,
+    SplitRecord,
+    read_manifest,
+)
 from recipes.data.imagenet import FOLDERS
 from recipes.data.list_files import LISTS
+from recipes.printable import printable
 
-VERSION = 1
-KIND = "fleet-recipes prepared dataset"
-DATASET = "dataset.json"
 UNFINISHED = "unfinished"  # the folder of a preparation that goes on, or was interrupted
 ORDER = "order.json"  # in it: what is to be made
 ALIGNMENT = 64
-FORMATS = ("jpeg", "raw")
 
 ROW = np.dtype(
     [
@@ -53,8 +58,7 @@ ROW = np.dtype(
     ]
 )
 
-AGAIN = "copy the prepared dataset again, or remove it and make it again with task=prepare"
-
+_LONGEST_HEADER = 4096  # bytes of a NumPy file before its rows
 SHOWN = 8  # findings listed in one message
 
 _BLOCK = 1 << 22
@@ -66,83 +70,6 @@ class DamagedImage(UnreadableImage):
     remedy = f"task=prepare prepare.verify=true finds all damage; {AGAIN}"
 
 
-@dataclass(frozen=True)
-class FileRecord:
-    """One file of a prepared dataset."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class SplitRecord:
-    """One split of a prepared dataset."""
-
-    images: int
-    kept: int  # of them, as they were in the source
-    source_bytes: int  # of the images in the source
-    skipped: list[str]  # names of source images that could not be read
-    index: FileRecord
-    names: FileRecord
-    shards: list[FileRecord]
-
-    @property
-    def files(self) -> list[FileRecord]:
-        """All files of the split."""
-        return [self.index, self.names, *self.shards]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What ``dataset.json`` says.
-
-    Attributes:
-        classes: one name per label.
-        settings: how images were converted: ``short_side``, ``quality``, ``format``, ``chroma``,
-            ``shard_mib``.
-        source: ``kind`` of the folder it was made from and, by split, the ``listing``: SHA-256 of
-            names and labels.
-        made_with: versions of the packages that decoded, resized and encoded.
-        splits: "train" and "eval".
-        checksum: SHA-256 of all this; it stands for the whole dataset.
-    """
-
-    classes: list[str]
-    settings: dict[str, Any]
-    source: dict[str, Any]
-    made_with: dict[str, str]
-    splits: dict[str, SplitRecord]
-    checksum: str = ""
-
-    def encode(self) -> bytes:
-        """The content of ``dataset.json``, with the checksum of itself."""
-        content = {"kind": KIND, "version": VERSION, **asdict(self)}
-        content["checksum"] = ""
-        content["checksum"] = hashlib.sha256(canonical(content)).hexdigest()
-        return canonical(content)
-
-
-def canonical(content: Mapping[str, Any]) -> bytes:
-    """JSON in the one form that checksums are taken of."""
-    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
-
-
-def shard_name(split: str, number: int) -> str:
-    """The file name of a shard."""
-    return f"{split}-{number:05}.shard"
-
-
-def index_name(split: str) -> str:
-    """The file name of a split's index."""
-    return f"{split}.index.npy"
-
-
-def names_name(split: str) -> str:
-    """The file name of a split's image names."""
-    return f"{split}.names"
-
-
 def is_prepared(root: Path) -> bool:
     """Whether a folder is a prepared dataset, or one that is being made.
 
@@ -151,70 +78,6 @@ def is_prepared(root: Path) -> bool:
     if any((root / name).exists() for name in (*FOLDERS.values(), *LISTS.values())):
         return False
     return (root / DATASET).is_file() or (root / UNFINISHED / ORDER).is_file()
-
-
-def read_manifest(root: Path) -> Manifest:
-    """Read ``dataset.json``, and check that every file it names is there and has its size.
-
-    Raises:
-        UserError: naming the file and what is wrong with it.
-    """
-    manifest = _parse(root / DATASET)
-    for split in manifest.splits.values():
-        for record in split.files:
-            _check_size(root / record.name, record)
-    return manifest
-
-
-def _parse(path: Path) -> Manifest:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: missing: the preparation of this dataset has not ended",
-            "run the same task=prepare command again: it goes on where it was",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", AGAIN) from None
-    if not isinstance(content, dict) or content.pop("kind", None) != KIND:
-        raise UserError(f"{path}: not the description of a prepared dataset", AGAIN)
-    version, checksum = content.pop("version", None), content.get("checksum")
-    if version != VERSION:
-        raise UserError(
-            f"{path}: format version {version}, this version of the recipes reads {VERSION}",
-            "use the version of the recipes that made it, or make it again with task=prepare",
-        )
-    unsigned = {**content, "kind": KIND, "version": version, "checksum": ""}
-    if hashlib.sha256(canonical(unsigned)).hexdigest() != checksum:
-        raise UserError(
-            f"{path}: it was changed after it was written (its own checksum differs)", AGAIN
-        )
-    try:
-        splits = {name: _split_record(split) for name, split in content.pop("splits").items()}
-        return Manifest(**content, splits=splits)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: not a description of this format: {error}", AGAIN) from None
-
-
-def _split_record(content: dict[str, Any]) -> SplitRecord:
-    return SplitRecord(
-        images=content["images"],
-        kept=content["kept"],
-        source_bytes=content["source_bytes"],
-        skipped=content["skipped"],
-        index=FileRecord(**content["index"]),
-        names=FileRecord(**content["names"]),
-        shards=[FileRecord(**shard) for shard in content["shards"]],
-    )
-
-
-def _check_size(path: Path, record: FileRecord) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; {DATASET} names it", AGAIN) from None
-    if size != record.bytes:
-        raise UserError(f"{path}: it has {size} bytes, {DATASET} says {record.bytes}", AGAIN)
 
 
 def verify(root: Path, advance: Callable[[int], None]) -> Manifest:
@@ -282,10 +145,15 @@ class ShardReader:
         self._root, self._raw = root, manifest.settings["format"] == "raw"
         record = manifest.splits[split]
         self._files = [root / shard.name for shard in record.shards]
-        rows = _read_index(root / record.index.name, record.index)
+        index = root / record.index.name
+        self._index, rows = _read_index(index, record.index)
+        # A map of a file that was cut short meanwhile would end the process at the first look.
+        self._sizes = [shard.bytes for shard in record.shards]
+        self._index_size, self._index_path = record.index.bytes, index
         _check_rows(root / record.index.name, rows, record, len(manifest.classes), self._raw)
         self._rows, self._names = rows, _map(root / record.names.name)
-        self._maps = [memoryview(_map(path)) for path in self._files]
+        self._mapped = [_map(path) for path in self._files]
+        self._maps = [memoryview(mapped) for mapped in self._mapped]
         self._intact = np.frombuffer(mmap.mmap(-1, max(1, len(rows))), np.bool_)
         self.labels: NDArray[np.int64] = rows["label"].astype(np.int64)
 
@@ -315,9 +183,13 @@ class ShardReader:
         Raises:
             DamagedImage: its bytes are not those that were written.
         """
+        if _is_cut(self._index, self._index_size):
+            raise DamagedImage(f"{self._index_path}: cut short since it was opened")
         row = self._rows[index]
-        start = int(row["offset"])
-        view = self._maps[int(row["shard"])][start : start + int(row["length"])]
+        start, shard = int(row["offset"]), int(row["shard"])
+        if _is_cut(self._mapped[shard], self._sizes[shard]):
+            raise DamagedImage(f"{self.whereabouts(index)}: the file was cut short meanwhile")
+        view = self._maps[shard][start : start + int(row["length"])]
         if not self._intact[index]:
             if zlib.crc32(view) != int(row["crc32"]):
                 raise DamagedImage(f"{self.place(index)}: altered after it was written (CRC-32)")
@@ -338,17 +210,27 @@ class ShardReader:
         return damage
 
 
-def _read_index(path: Path, record: FileRecord) -> NDArray[Any]:
+def _is_cut(mapped: mmap.mmap | bytes, size: int) -> bool:
+    """Whether a mapped file has become shorter than it was."""
+    return isinstance(mapped, mmap.mmap) and mapped.size() < size
+
+
+def _read_index(path: Path, record: FileRecord) -> tuple[mmap.mmap | bytes, NDArray[Any]]:
     """The index as an array in mapped memory, which all processes of a machine share."""
     if file_digest(path, lambda _: None) != record.sha256:
         raise UserError(f"{path}: altered (SHA-256 differs from {DATASET}'s)", AGAIN)
+    mapped = _map(path)
+    header = io.BytesIO(mapped[:_LONGEST_HEADER])
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not an index: {error}", AGAIN) from None
-    if rows.dtype != ROW or rows.ndim != 1:
+        version = np.lib.format.read_magic(header)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+        known = version == (1, 0) and dtype == ROW and len(shape) == 1
+        rows = np.frombuffer(mapped, ROW, shape[0], header.tell()) if known else None
+    except Exception as error:  # NumPy's parser of headers is Python's
+        raise UserError(f"{path}: not an index: {printable(error, 200)}", AGAIN) from None
+    if rows is None:
         raise UserError(f"{path}: not an index of format version {VERSION}", AGAIN)
-    return np.asarray(rows)
+    return mapped, rows
 
 
 def _check_rows(
@@ -372,7 +254,9 @@ def _check_rows(
     problems["has no name"] = (rows["name_end"] < starts) | (rows["name_end"] > record.names.bytes)
     if raw:
         pixels = rows["height"].astype(np.uint64) * rows["width"].astype(np.uint64)
-        problems["has another size than its pixels"] = pixels * 3 != rows["length"]
+        # Without a product that could pass 2**64.
+        whole = (pixels == rows["length"] // 3) & (rows["length"] % 3 == 0) & (pixels > 0)
+        problems["has another size than its pixels"] = ~whole
     for problem, where in problems.items():
         if where.any():
             raise UserError(f"{path}: image {int(np.argmax(where))} {problem}", AGAIN)

@@ -259,12 +259,12 @@ def _cifar10_facts(config: DatasetConfig) -> dict[str, Any]:
 
 
 def _imagenet_facts(config: DatasetConfig) -> dict[str, Any]:
-    from recipes.data import imagenet, list_files, shards
+    from recipes.data import description, imagenet, list_files, shards
 
     try:
         root = imagenet.dataset_root(config)
         if shards.is_prepared(root):
-            manifest = shards.read_manifest(root)
+            manifest = description.read_manifest(root)
             images = {name: split.images for name, split in manifest.splits.items()}
             return {"files": images, "checksum": manifest.checksum}
     except UserError as error:

@@ -27,9 +27,10 @@ from recipes.data import build
 from recipes.data import preparation as preparing
 from recipes.data.conversion import Conversion
 from recipes.data.decoding import decode, read_file
+from recipes.data.description import Manifest
 from recipes.data.photographs import PhotoDataset
 from recipes.data.preparation import Preparation, prepare_shards, verify_prepared
-from recipes.data.shards import UNFINISHED, Manifest
+from recipes.data.shards import UNFINISHED
 from recipes.progress import NoDisplay
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,19 +21,14 @@ from recipes.config import DatasetConfig, UserError
 from recipes.data import build, prepare
 from recipes.data.base import ImageDataset
 from recipes.data.conversion import Conversion
+from recipes.data.decoding_processes import DecodingProcesses
 from recipes.data.decoding_threads import DecodingThreads
+from recipes.data.description import FileRecord, canonical, read_manifest
 from recipes.data.known import Known, known
 from recipes.data.photographs import PhotoDataset
 from recipes.data.preparation import Preparation, prepare_shards
 from recipes.data.prepared import ShardDataset
-from recipes.data.shards import (
-    ROW,
-    FileRecord,
-    canonical,
-    file_digest,
-    is_prepared,
-    read_manifest,
-)
+from recipes.data.shards import ROW, file_digest, is_prepared
 from recipes.progress import NoDisplay
 
 SHARD = 4000  # bytes
@@ -261,6 +256,46 @@ def test_a_description_with_other_fields_is_refused(copy: Path) -> None:
     write_signed(copy, content)
     with pytest.raises(UserError, match=r"dataset\.json: not a description of this format"):
         opened(copy)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other.shard", "train-00001.shard"])
+def test_a_file_of_another_name_is_not_looked_at(copy: Path, name: str) -> None:
+    content = json.loads((copy / "dataset.json").read_bytes())
+    content["splits"]["train"]["shards"][0]["name"] = name
+    write_signed(copy, content)
+    message = r"dataset\.json: .*shards: name: .*, where train-00000\.shard has to be"
+    with pytest.raises(UserError, match=message):
+        opened(copy)
+
+
+@pytest.mark.parametrize("what", ["link to a FIFO", "folder"])
+def test_what_is_no_file_is_named(copy: Path, what: str) -> None:
+    path = copy / "train-00000.shard"
+    path.unlink()
+    if what == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(copy / "fifo")
+        path.symlink_to("fifo")
+    with pytest.raises(UserError, match=r"00000\.shard: no file"):
+        opened(copy)
+
+
+@pytest.mark.parametrize("name", ["train-00000.shard", "train.index.npy"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_is_cut_short_while_it_is_mapped_is_named(
+    copy: Path, name: str, workers: int
+) -> None:
+    """Reading behind the end of a mapped file would end the process by SIGBUS."""
+    dataset = opened(copy)
+    keys = [[(0, index) for index in range(4)]] * 9
+    kind = DecodingThreads if workers == 1 else DecodingProcesses
+    stream = kind(dataset, keys, workers, 1)
+    next(stream)
+    os.truncate(copy / name, 0)
+    with pytest.raises(UserError, match=rf"{name}.* cut short"):
+        list(stream)
+    stream.close()
 
 
 def test_a_flipped_byte_of_the_index_is_found_at_once(copy: Path) -> None:

@@ -72,12 +72,24 @@ class Recorder:
             self._open(run)
         # Rank 0 alone has read what was recorded before.
         self.position = Position(**distributed.broadcast_json(asdict(self.position)))
+        if self.done and place.rank == 0:
+            _log.info("no step is left to train: %s", self._limit())
         progress.start(self._total, position.step)
 
     @property
     def done(self) -> bool:
         """Whether the last step of the run has been taken."""
         return self.position.step >= self._total
+
+    def _limit(self) -> str:
+        """Why the run ends where it does, and how it would go on."""
+        key, value = "max_steps", self._config.max_steps
+        if self._total != value:
+            key, value = "epochs", self._config.epochs
+        return (
+            f"{key}={value} ends with step {self._total}, and step {self.position.step} is done "
+            f"(a larger {key}= trains on)"
+        )
 
     def waiting(self, loader: Iterable[DeviceBatch]) -> Iterator[DeviceBatch]:
         """The loader's batches, with the time that each `next` takes added up."""

@@ -111,6 +111,28 @@ def play(
     return events
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"epochs": 1}, "epochs=1 ends with step 2, and step 4 is done"),
+        ({"epochs": 9, "max_steps": 3}, "max_steps=3 ends with step 3, and step 4 is done"),
+    ],
+)
+def test_a_run_that_has_come_further_than_it_is_to_go_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limits: dict[str, int], said: str
+) -> None:
+    made = Config(global_batch_size=BATCH, **limits)  # type: ignore[arg-type]
+    plan = Plan(2 * BATCH, BATCH, 0, 0, 1)
+    begun = Position(step=4, epoch=2)
+    alone = Place(rank=0, world_size=1, local_rank=0, node=0)
+    with caplog.at_level("INFO", "recipes"):
+        run = telemetry.RunFolder(tmp_path / "run")
+        recorder = Recorder(made, run, alone, plan, begun, NoDisplay(), NoPulse())
+    recorder.result()
+    assert recorder.done
+    assert said in caplog.text
+
+
 def test_of_equal_top1_the_lower_loss_is_the_best() -> None:
     made = Config(global_batch_size=BATCH, log=LogConfig(every=100))
     run = telemetry.RunFolder(Path("nowhere"))

@@ -162,6 +162,7 @@ def test_a_finished_run_that_is_continued_keeps_its_speed(
     run = launch(folder, *TWO_EPOCHS, "resume=auto")
     assert run.status == 0, run.said
     assert run.events("train") == straight.events("train")
+    assert "no step is left to train: epochs=2 ends with step 8, and step 8 is done" in run.output
     speed = straight.result["images_per_second"]
     assert run.result["images_per_second"] == pytest.approx(speed, rel=0.05)
     assert run.result["final"] == straight.result["final"]

@@ -341,7 +341,7 @@ class Runs:
 def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, function: Any, protocol: int) -> None:
     path, witness = tmp_path / "evil.pdparams", tmp_path / "witness"
     path.write_bytes(pickle.dumps({"w": Runs(function, f"touch {witness}")}, protocol=protocol))
-    with pytest.raises(UserError, match=r"not readable as weights: it names .*, which weights do"):
+    with pytest.raises(UserError, match=r"not readable as weights: it names .*, which arrays do"):
         read_weights(path)
     assert not witness.exists()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
-import pickle
 import socket
 import tarfile
 import urllib.request
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig, UserError
 from recipes.data.arrays import ArrayDataset
+from recipes.pickles import PickledArray, read_pickle
+from recipes.printable import printable
 
 FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -34,6 +36,8 @@ PAD = 4  # He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
 
 _TIMEOUT_S = 60
 _BLOCK = 1 << 20
+_MOST_BYTES = 1 << 26  # of a file in the archive; the official ones have 31 MB
+_MOST_UNPACKED = 1 << 29  # of the archive; the official one has 186 MB
 
 
 class Archive(NamedTuple):
@@ -134,30 +138,6 @@ def load(config: DatasetConfig, split: str) -> Arrays:
     return Arrays(np.ascontiguousarray(stacked), np.concatenate(labels), classes)
 
 
-class ArrayUnpickler(pickle.Unpickler):
-    """Accepts NumPy arrays and plain containers, and calls nothing else.
-
-    A pickle is a program: it names functions and calls them. Only the names that the official files
-    need are known here, each of which builds an array and nothing more.
-    """
-
-    ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no image file needs")
-        # NumPy 2 moved this module; the old name still works but warns.
-        return super().find_class(module.replace("numpy.core.", "numpy._core."), name)
-
-
 def _configured_path(config: DatasetConfig) -> Path:
     if not config.path:
         raise UserError(
@@ -229,12 +209,16 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, dict[bytes, A
         tarfile.open(fileobj=stream, mode="r:") as archive,
     ):
         for member in archive:
-            file = archive.extractfile(member) if member.name in wanted else None
+            if member.offset_data + member.size > _MOST_UNPACKED:
+                raise _unexpected(path, f"holds more than {_MOST_UNPACKED} bytes")
+            # A link could lead to another one, and so on.
+            file = archive.extractfile(member) if member.name in wanted and member.isreg() else None
             if file is not None:
                 name = wanted[member.name]
                 contents[name] = _unpickle(file, path / name)
         while stream.read(_BLOCK):  # gzip compares its checksum at the end of the file only
-            pass
+            if stream.tell() > _MOST_UNPACKED:
+                raise _unexpected(path, f"holds more than {_MOST_UNPACKED} bytes")
     missing = sorted(set(wanted.values()) - set(contents))
     if missing:
         raise UserError(f"{path}: has no {FOLDER}/{missing[0]}", f"download {OFFICIAL.url} again")
@@ -244,23 +228,42 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, dict[bytes, A
 def _read_folder(path: Path, names: tuple[str, ...]) -> dict[str, dict[bytes, Any]]:
     contents = {}
     for name in (*names, META_FILE):
-        with _damage_named(path / name), (path / name).open("rb") as file:
+        with _damage_named(path / name), _opened(path / name) as file:
             contents[name] = _unpickle(file, path / name)
     return contents
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file; a FIFO would be waited for."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file")
+    return path.open("rb")
+
+
 def _unpickle(file: IO[bytes], path: Path) -> dict[bytes, Any]:
     try:
-        content = ArrayUnpickler(file, encoding="bytes").load()
+        data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        content = _with_arrays(read_pickle(data, "bytes"))
     except (OSError, zlib.error, tarfile.TarError):
         raise  # the archive around it is damaged
     except Exception as error:  # a damaged pickle may raise anything
         raise UserError(
-            f"{path}: refused: {error}", f"use the official archive, {OFFICIAL.url}"
+            f"{path}: refused: {printable(error, 200)}", f"use the official archive, {OFFICIAL.url}"
         ) from None
     if not isinstance(content, dict):
         raise _unexpected(path, f"holds a {type(content).__name__}, not a dictionary")
     return content
+
+
+def _with_arrays(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content
+    return {
+        name: value.array() if isinstance(value, PickledArray) else value
+        for name, value in content.items()
+    }
 
 
 def _unexpected(path: Path, what: str) -> UserError:

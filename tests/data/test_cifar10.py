@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from recipes.config import DatasetConfig, UserError
 from recipes.data import build, cifar10, prepare
-from recipes.data.cifar10 import OFFICIAL, Archive, ArrayUnpickler, load, prepare_cifar10
+from recipes.data.cifar10 import OFFICIAL, Archive, load, prepare_cifar10
+from recipes.pickles import read_pickle
 
 NAMES = [b"airplane", b"automobile", b"bird", b"cat", b"deer"]
 NAMES += [b"dog", b"frog", b"horse", b"ship", b"truck"]
@@ -134,7 +135,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path) -> 
     target = tmp_path / "made by the pickle"
     content = pickle.dumps({b"data": Attack(target), b"labels": []}, protocol=2)
     write_archive(tmp_path, batches() | {"data_batch_3": content})
-    with pytest.raises(UserError, match=r"data_batch_3: refused: it asks for posix\.mkdir"):
+    with pytest.raises(UserError, match=r"data_batch_3: refused: it names posix\.mkdir"):
         load(config(tmp_path), "train")
     assert not target.exists()
     pickle.loads(content)  # the attack is a real one
@@ -150,21 +151,20 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path) -> 
         ("numpy", "ndarray.tofile"),
         ("numpy.core.multiarray", "fromfile"),
         ("_codecs", "lookup"),
-        ("numpy._core.multiarray", "scalar"),
     ],
 )
 def test_no_other_name_is_known(module: str, name: str) -> None:
     content = f"c{module}\n{name}\n.".encode()
-    with pytest.raises(pickle.UnpicklingError, match="it asks for"):
-        ArrayUnpickler(io.BytesIO(content)).load()
+    with pytest.raises(pickle.UnpicklingError, match="it names"):
+        read_pickle(content, "bytes")
 
 
 @pytest.mark.parametrize("protocol", range(5))
 def test_arrays_of_every_protocol_are_accepted(protocol: int) -> None:
     value = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"labels": [1, 2]}
     content = pickle.dumps(value, protocol=protocol)
-    read = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    assert (read[b"data"] == value[b"data"]).all()
+    read = read_pickle(content, "bytes")
+    assert (read[b"data"].array() == value[b"data"]).all()
     assert read[b"labels"] == [1, 2]
 
 

@@ -11,6 +11,7 @@ while everything else is still being imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -128,6 +129,8 @@ class Watch:
         signal.signal(signal.SIGALRM, self._raise)
         # Written by the system's handler itself, whatever the main thread is held by.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # Last of all: Python gives signals their own meaning back while it ends.
+        atexit.register(self._ignore)
         # What is forked from here must not write for its own signals.
         os.register_at_fork(after_in_child=_forget_wakeup)
         threading.Thread(target=self._watch, args=(reader,), name="watch", daemon=True).start()
@@ -190,6 +193,11 @@ class Watch:
         returns, or what runs at the end of Python, holds it."""
         self._leaving = status
         self._forced_at = time.monotonic() + LEAVING_SECONDS
+
+    def _ignore(self) -> None:
+        if os.getpid() == self._process:
+            for number in POLITE:
+                signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         """In the main thread, when it gets to it."""

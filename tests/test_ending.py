@@ -190,6 +190,29 @@ def test_a_hangup_is_nothing_under_nohup(tmp_path: Path) -> None:
     assert run.process.returncode == 128 + signal.SIGTERM
 
 
+LATE = """
+import os, signal, sys
+from recipes.ending import Watch
+class Late:
+    def __init__(self, send=os.kill, pid=os.getpid(), numbers=tuple(map(int, sys.argv[1:]))):
+        self.send = send, pid, numbers
+    def __del__(self):
+        send, pid, numbers = self.send
+        for number in numbers:
+            send(pid, number)
+late = Late()
+watch = Watch().start()
+watch.leave(3)
+sys.exit(3)
+"""
+
+
+def test_a_signal_while_python_ends_changes_nothing() -> None:
+    numbers = [str(int(number)) for number in ending.POLITE]
+    ended = subprocess.run([sys.executable, "-c", LATE, *numbers], cwd=ROOT, check=False)
+    assert ended.returncode == 3
+
+
 EARLY = """
 import sys, time
 from recipes.ending import Watch

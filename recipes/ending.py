@@ -44,6 +44,7 @@ LEAVING_SECONDS = 5.0
 _UNWINDING_SECONDS = 5.0  # for the main thread, where a deadline has passed
 _EARLY_SECONDS = 2.0  # for the main thread, where there is no run yet that could be saved
 _LAST_WORDS_SECONDS = 1.5
+_CHILDREN_SECONDS = 0.5  # to end by themselves, once the run is given up
 _TICK_SECONDS = 0.25
 
 
@@ -53,6 +54,14 @@ class Interrupted(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+def interrupt_behind(error: BaseException) -> Interrupted | None:
+    """The interruption during whose handling an error came up; None where there is none."""
+    behind = error.__context__
+    while behind is not None and not isinstance(behind, Interrupted):
+        behind = behind.__context__
+    return behind
 
 
 class Overdue(BaseException):
@@ -110,6 +119,7 @@ class Watch:
         self._raised: BaseException | None = None  # what the main thread was told
         self._over = False  # the run that was asked to end has ended
         self._leaving: int | None = None  # the exit status, once all is over
+        self._told_at = math.inf  # when the main thread was told to give its run up
         self._forced_at = math.inf
         self._ending = threading.Lock()
 
@@ -187,6 +197,11 @@ class Watch:
             run.overdue = None
             if isinstance(self._raised, Overdue):
                 self._raised, self._forced_at = None, math.inf
+
+    def stand_by(self) -> None:
+        """Wait for the end where this process is being ended: what is met meanwhile comes of it."""
+        if self._ending.locked():
+            time.sleep(LEAVING_SECONDS)
 
     def leave(self, status: int) -> None:
         """Have the process end with `status` within seconds, also where a thread that never
@@ -267,7 +282,12 @@ class Watch:
         grace = _EARLY_SECONDS if run is None else run.grace
         if run is not None and run.ask is not None and now > since + run.ask_seconds:
             run.ask, self._raised = None, Interrupted(number)
+            self._told_at = now
             _wake_main_thread()
+        if now > self._told_at + _CHILDREN_SECONDS:
+            # It may wait for the end of a child that does not end.
+            self._told_at = math.inf
+            processes.kill_all(lambda: processes.descendants(self._process))
         if now > since + grace:
             self._end(
                 status_of(number),

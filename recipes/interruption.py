@@ -33,8 +33,8 @@ def loss(config: Config, began: int, done: int, saved: int | None) -> UserError 
     lost = f"step {done} is" if first == done else f"steps {first} to {done} are"
     kept = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint"
     return UserError(
-        f"{lost} lost: no checkpoint could be taken in the {config.deadlines.grace:g} s of "
-        f"deadlines.grace; {kept}",
+        f"{lost} lost: no checkpoint could be taken before the end "
+        f"(deadlines.grace={config.deadlines.grace:g}); {kept}",
         "deadlines.grace=… longer than a step and its checkpoint take, with as much notice from "
         "whoever sends the signal (docs/endings.md); save.every_steps=… takes more checkpoints",
     )

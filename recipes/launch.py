@@ -43,7 +43,7 @@ from recipes.config import Config, UserError, dump
 from recipes.ending import Interrupted, Overdue, Watch
 from recipes.introductions import Arrival, Offer, facts_received, of_all, view_received
 from recipes.printable import printable_lines
-from recipes.progress import NoDisplay, StepDisplay, TerminalDisplay
+from recipes.progress import NoDisplay, StepDisplay, TellingDisplay, TerminalDisplay
 from recipes.pulse import Halts, OwnPulse
 from recipes.ranks import Meeting, Ranks
 from recipes.rendezvous import (
@@ -257,6 +257,7 @@ class Job:
         return self._end_interrupted(f"interrupted by {interrupt}", interrupt.number)
 
     def _end_interrupted(self, how: str, number: int) -> int:
+        self.watch.stand_by()
         results = f"; results: {mounts.on_the_host(self.run_folder.path)}"
         print(f"{how}{results if self.identity.node == 0 else ''}", flush=True)
         if self._not_saved is not None:  # whoever starts it again would lose the same again
@@ -274,6 +275,7 @@ class Job:
         number = ending.number_of(failure["type"])
         if number is not None:  # a signal to another node
             return self._end_interrupted(f"interrupted: {failure['message']}", number)
+        self.watch.stand_by()
         told = self._leave_last_result("failed", failure)
         report_failure(told or failure, self.identity.node)
         refused = failure["fatal"] and not self._begun
@@ -369,7 +371,7 @@ class Job:
             if self.config.task.name == "preflight":
                 return
             if self.config.task.name == "prepare":
-                prepare_dataset(self.config)
+                prepare_dataset(self.config, self._begin)
                 self._leave_result("completed")
                 return
             prepare(self.config)
@@ -397,6 +399,9 @@ class Job:
                 )
             )
             raise
+
+    def _begin(self) -> None:
+        self._begun = True
 
     def _meet(self, attempt: int) -> None:
         """Let all nodes arrive, and agree on one run folder."""
@@ -465,6 +470,9 @@ class Job:
             ):
                 worker.execute(self.config, self.run_folder.path, place, display, own)
         except (Exception, Overdue) as error:
+            self.watch.stand_by()
+            if (interrupt := ending.interrupt_behind(error)) is not None:
+                raise interrupt from error  # what came of leaving by it
             failure = self._overdue or worker.describe(error, place)
             self._overdue = None
             self._log_failure(place, worker.as_logged(failure))
@@ -605,8 +613,11 @@ def prepare(config: Config) -> None:
     models.fetch_pretrained(config.model)
 
 
-def prepare_dataset(config: Config) -> None:
+def prepare_dataset(config: Config, begun: Callable[[], None]) -> None:
     """Run ``task=prepare``, in this process and without Paddle.
+
+    Args:
+        begun: called when nothing is left to be refused.
 
     Raises:
         UserError: with the file and the remedy; what is done stays done.
@@ -616,7 +627,7 @@ def prepare_dataset(config: Config) -> None:
     unit = "MiB" if config.prepare.verify else "image"
     display: StepDisplay = TerminalDisplay(unit) if sys.stdout.isatty() else NoDisplay()
     try:
-        prepare_or_verify(config, display, _log.info)
+        prepare_or_verify(config, TellingDisplay(display, begun), _log.info)
     except Interrupted:
         if not config.prepare.verify:
             _log.info("what is prepared stays: the same command goes on where this one ended")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 # Lines that begin with it are for the parent's display and not for the log (RFC 7464).
@@ -36,6 +37,32 @@ class NoDisplay:
 
     def stop(self) -> None:
         """Show nothing."""
+
+
+class TellingDisplay:
+    """Another display, with a word where it begins.
+
+    Args:
+        other: what shows the steps.
+        begun: called before the first of them.
+    """
+
+    def __init__(self, other: StepDisplay, begun: Callable[[], None]) -> None:
+        self._other = other
+        self._begun = begun
+
+    def start(self, total: int, done: int) -> None:
+        """Tell, and show."""
+        self._begun()
+        self._other.start(total, done)
+
+    def advance(self, done: int) -> None:
+        """Show it."""
+        self._other.advance(done)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        self._other.stop()
 
 
 class TerminalDisplay:

@@ -60,6 +60,17 @@ def child():  # that is halted, and waited for
         time.sleep(600)
     stubborn()
 
+def leaving():  # waits for a child that is halted
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+    with watch.asking(lambda: None, grace / 4, "ending after this step"):
+        try:
+            time.sleep(600)
+        finally:
+            os.waitpid(child, 0)
+
 def thread():  # Python would wait for it at the end
     threading.Thread(target=held).start()
     time.sleep(600)
@@ -170,6 +181,28 @@ def test_signals_at_one_instant_are_one_request(kind: str, tmp_path: Path) -> No
     assert said.count("politely by") == 1
     assert "at once by" not in said
     assert (tmp_path / "saved").exists() == (kind == "steps")
+
+
+def test_a_child_that_does_not_end_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with started("leaving", tmp_path, grace=8.0) as run:
+        run.process.send_signal(signal.SIGTERM)
+        said = run.end(15)
+    assert run.process.returncode == 143
+    assert "politely by SIGTERM" in said
+    assert "by force" not in said
+
+
+def test_an_error_on_the_way_out_is_the_interruption() -> None:
+    try:
+        try:
+            raise ending.Interrupted(signal.SIGTERM)
+        finally:
+            raise KeyError("a decoder died")
+    except KeyError as error:
+        found = ending.interrupt_behind(error)
+    assert found is not None
+    assert found.number == signal.SIGTERM
+    assert ending.interrupt_behind(KeyError()) is None
 
 
 def test_nobody_is_left_where_a_child_is_halted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +194,45 @@ def test_decoding_processes_end_with_their_rank(
         check_interrupted(run, signal.SIGTERM)
     elif end == "rank":
         check_failure(run, rank=1, type_="RankDied", message="rank 1 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_second_signal_ends_a_run_whose_decoders_are_halted(
+    photographs: Path, tmp_path: Path, devices: int
+) -> None:
+    with started(
+        tmp_path / "run",
+        *(*endless_epochs(photographs), f"topology.devices={devices}", "save.every_epochs=1000"),
+    ) as running:
+        running.wait_for_step(3)
+        for decoder in sorted(running.processes())[-2 * devices :]:
+            os.kill(decoder, signal.SIGSTOP)
+        time.sleep(1)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        running.process.send_signal(signal.SIGINT)
+        run = running.finish(PATIENCE / 2)
+        running.wait_for_nobody(1.0)
+    assert run.status == 130
+    assert "SIGINT: ending" in run.output  # acknowledged
+    assert "ended at once by SIGINT" in run.output
+    assert run.said.count("error:") == 1, run.said
+    assert re.search(r"error: steps 1 to \d are lost", run.errors), run.said
+
+
+def test_a_signal_ends_all_runs_of_a_multirun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sweep = ("--multirun", "seed=1,2", f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=${seed}")
+    with started(folder, *sweep, *ENDLESS) as running:
+        metrics = folder / "1" / "metrics.jsonl"
+        running.wait_until(lambda: metrics.exists() and '"step": 3,' in metrics.read_text())
+        running.process.send_signal(signal.SIGINT)
+        run = running.finish(PATIENCE)
+        running.wait_for_nobody(1.0)
+    assert run.status == 130
+    assert run.errors == ""
+    assert run.output.count("interrupted by SIGINT") == 1
+    assert not (folder / "2").exists()
 
 
 @pytest.mark.parametrize("devices", [1, 2])

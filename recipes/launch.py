@@ -335,7 +335,7 @@ class Job:
     def _ended_as(self, status: str) -> bool:
         try:
             return telemetry.read_result(self.run_folder).status == status
-        except (OSError, ValueError, TypeError):
+        except UserError:
             return False
 
     def _connect(self, member: Member) -> None:
@@ -567,7 +567,9 @@ class Job:
                 self._claim()
             except claim.Claimed:
                 return
-        final, best = telemetry.scores_so_far(self.run_folder)
+        final = best = None
+        with contextlib.suppress(UserError):  # what is wrong there is the failure's to tell
+            final, best = telemetry.scores_so_far(self.run_folder)
         telemetry.Result.untrained(
             self.config.shape,
             time.monotonic() - self.started,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -22,19 +23,31 @@ def bytes_of(path: Path, most: int = MOST_BYTES) -> bytes:
     """A regular file's content.
 
     Raises:
-        UserError: it cannot be read, is no file (a folder, a FIFO), or has more than `most` bytes.
+        UserError: it cannot be read, is no file (a folder, a FIFO, a link, which may lead
+            anywhere), or has more than `most` bytes.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = no_link(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UserError(f"{path}: cannot be read: it is no file", f"remove {path}")
         with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{path}: cannot be read: it is no file", f"remove {path}")
             content = stream.read(most + 1)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}", RESTORE) from None
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise UserError(f"{path}: cannot be read: {why}", RESTORE) from None
     if len(content) > most:
         raise UserError(f"{path}: more than {most} bytes, which none has that is written", RESTORE)
     return content
+
+
+def no_link(path: Path, flags: int) -> int:
+    """Open a file that is not a symbolic link; its descriptor.
+
+    Raises:
+        OSError: ELOOP where it is one.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def json_of(path: Path) -> Any:

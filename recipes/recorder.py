@@ -249,9 +249,9 @@ class Recorder:
         if self.position.step:
             for change in earlier_run.changed(self._config, run):
                 _log.info("from step %d on, %s", self.position.step + 1, change)
-        telemetry.begin(run, dump(self._config))
         self._log = telemetry.MetricsLog(run.metrics)
-        history = self._log.rewind(self.position.step)
+        history = self._log.rewind(self.position.step)  # before files are changed: it may refuse
+        telemetry.begin(run, dump(self._config))
         self._take_scores(history)
         self._earlier_speed = telemetry.speed_of(history)
         self._board = telemetry.Board(

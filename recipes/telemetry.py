@@ -27,11 +27,12 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from recipes import events, reading
 from recipes.config import UserError
 from recipes.cores import usable_cores
 from recipes.in_place import check_in_place
 from recipes.mounts import IMAGE_FILE, on_the_host
-from recipes.printable import printable_lines
+from recipes.printable import printable, printable_lines
 from recipes.ranking import is_better
 from recipes.topology import Topology
 from recipes.writable import cannot_write
@@ -59,6 +60,9 @@ CURVES = {
     "train": ("loss", "top1", "lr", "images_per_second", "data_wait"),
     "eval": ("top1", "top5", "loss"),
 }
+_MOST_BYTES = 2**28  # of metrics.jsonl: 800,000 events
+_MOST_OF_LINE = 2**16
+_MEND = "remove the line, or restore the file"
 STATUSES = ("completed", "interrupted", "failed")
 
 _log = logging.getLogger("recipes.telemetry")
@@ -164,7 +168,7 @@ class MetricsLog:
             if self._stream is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 _drop_torn_line(self.path)
-                self._stream = self.path.open("a", encoding="utf-8")
+                self._stream = _open(self.path)
             self._stream.write(_line(whole))
             self._stream.flush()
             check_in_place(self._stream, self.path)
@@ -218,21 +222,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The events of a ``metrics.jsonl``, oldest first; none where there is no file.
 
     Raises:
-        UserError: a line other than a torn last one is not a JSON object.
+        UserError: it is no file, or a line other than a torn last one is not an event.
     """
-    events = []
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is torn
-        try:
-            event = json.loads(line)
-            event.update({key: float(text) for key, text in event.pop("non_finite", {}).items()})
-        except (ValueError, AttributeError, TypeError):
-            raise UserError(
-                f"{path}, line {number}: not a JSON object: {line[:60].decode(errors='replace')}",
-                "remove the line, or restore the file",
-            ) from None
-        events.append(event)
-    return events
+    if not os.path.lexists(path):
+        return []
+    lines = reading.bytes_of(path, _MOST_BYTES).split(b"\n")
+    # What follows the last line end is torn.
+    return [_event_of(line, f"{path}, line {at}") for at, line in enumerate(lines[:-1], 1)]
+
+
+def _event_of(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        if len(line) > _MOST_OF_LINE:
+            raise ValueError(f"longer than {_MOST_OF_LINE} bytes")
+        event: dict[str, Any] = json.loads(line)
+        event.update({key: float(text) for key, text in event.pop("non_finite", {}).items()})
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        shown = printable(line[:60].decode(errors="replace"))
+        raise UserError(f"{where}: not a JSON object: {shown}", _MEND) from None
+    try:
+        events.check_event(event)
+    except ValueError as error:
+        raise UserError(f"{where}: not an event: {printable(error)}", _MEND) from None
+    return event
 
 
 class Board:
@@ -530,12 +542,12 @@ def scores_so_far(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, A
 
 
 def scores_of(
-    events: Iterable[Mapping[str, Any]],
+    history: Iterable[Mapping[str, Any]],
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The last and the best evaluation among events, as `Result` holds them."""
     evaluations = [
         {key: value for key, value in event.items() if key not in ("event", "time")}
-        for event in events
+        for event in history
         if event.get("event") == "eval"
     ]
     if not evaluations:
@@ -546,10 +558,10 @@ def scores_of(
     return evaluations[-1], best
 
 
-def speed_of(events: Iterable[Mapping[str, Any]]) -> float | None:
+def speed_of(history: Iterable[Mapping[str, Any]]) -> float | None:
     """Images per second of the training that events tell of; None where none was recorded."""
     samples, seconds = 0, 0.0
-    for event in events:
+    for event in history:
         if event.get("event") == "train":
             seconds += (event["samples"] - samples) / event["images_per_second"]
             samples = event["samples"]
@@ -557,8 +569,18 @@ def speed_of(events: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """``result.json`` as `Result.write` left it."""
-    return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
+    """``result.json`` as `Result.write` left it.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    content = reading.json_of(folder.result)
+    try:
+        events.check_result(content)
+        return Result(**content)
+    except ValueError as error:
+        why = printable(error, 200)
+        raise UserError(f"{folder.result}: not a run's result: {why}", reading.RESTORE) from None
 
 
 class TagFormatter(logging.Formatter):
@@ -767,9 +789,14 @@ def _line(event: Mapping[str, Any]) -> str:
     return json.dumps(whole, allow_nan=False) + "\n"
 
 
+def _open(path: Path) -> IO[str]:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return os.fdopen(reading.no_link(path, flags), "a", encoding="utf-8")
+
+
 def _drop_torn_line(path: Path) -> None:
     if path.exists():
-        with path.open("rb+") as stream:
+        with os.fdopen(reading.no_link(path, os.O_RDWR), "rb+") as stream:
             content = stream.read()
             stream.truncate(content.rfind(b"\n") + 1)
 

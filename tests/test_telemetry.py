@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import dumped, mutated, mutated_json
 
 from recipes import telemetry
 from recipes.config import UserError
@@ -65,6 +68,10 @@ def equal(left: Any, right: Any) -> bool:
 
 # metrics.jsonl
 
+EVALUATION = (
+    '{"event": "eval", "epoch": 0, "step": 2, "top1": 0.5, "top5": 1.0, "loss": 1.5, "samples": 8}'
+)
+TRAINED = '{"event": "train", "step": 1, "samples": 8, "lr": 0.1, "images_per_second": 7.5}'
 numbers = st.floats() | st.integers(-(2**60), 2**60)
 
 
@@ -100,7 +107,7 @@ def test_numpy_scalars_are_written_as_numbers(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["train", "eval"]), st.integers(1, 12)), max_size=20),
+    st.lists(st.tuples(st.sampled_from(["one", "other"]), st.integers(1, 12)), max_size=20),
     st.integers(0, 13),
     st.integers(0, 40),
 )
@@ -122,7 +129,7 @@ def test_rewind_keeps_each_event_up_to_the_step_once(
     latest = {kind: number for number, kind in enumerate(kinds) if kind[1] <= step}
     assert [event.get("number") for event in kept] == [None, *sorted(latest.values())]
     assert read_metrics(path) == kept
-    log.append({"event": "train", "step": step + 1, "number": 100})
+    log.append({"event": "one", "step": step + 1, "number": 100})
     log.close()
     assert [event.get("number") for event in read_metrics(path)[-1:]] == [100]
     assert [name.name for name in path.parent.iterdir()] == ["metrics.jsonl"]
@@ -143,6 +150,100 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text('{"step": 1}\n' + line + '\n{"step": 3}\n')
     with pytest.raises(UserError, match=f"{path}, line 2: not a JSON object"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"step": "1"}', "step is no count"),
+        ('{"step": 1.5}', "step is no count"),
+        ('{"step": true}', "step is no count"),
+        ('{"event": ["eval"]}', "event is no number or text"),
+        ('{"event": 3}', "event is no name"),
+        ('{"step": 1, "time": "now"}', "time is no time"),
+        ('{"event": "eval", "step": 1}', "epoch is missing"),
+        (EVALUATION.replace("0.5", "null"), "top1 is no number"),
+        ('{"event": "train", "step": 1, "samples": 8}', "images_per_second is missing"),
+        (TRAINED.replace("7.5", "0"), "images_per_second is no speed"),
+        (TRAINED.replace("7.5", '"7"'), "images_per_second is no number"),
+        (TRAINED.replace("0.1", "[0.1]"), "lr is no number or text"),
+        ('{"a": "' + "x" * 70_000 + '"}', "not a JSON object"),
+        ("[" * 70_000, "not a JSON object"),
+        ('{"step": 1' + "0" * 5000 + "}", "not a JSON object"),
+        ('{"non_finite": {"loss": "\x1b[31m"}}', "not a JSON object"),
+    ],
+)
+def test_what_is_no_event_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{TRAINED}\n{EVALUATION}\n{line}\n")
+    for use in (read_metrics, lambda path: MetricsLog(path).rewind(9)):
+        with pytest.raises(UserError) as caught:
+            use(path)
+        assert f"{path}, line 3: " in caught.value.message
+        assert reason in caught.value.message
+        assert str(caught.value).isprintable() or "\n  remedy" in str(caught.value)
+        assert "\x1b" not in str(caught.value)
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "link to nothing"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path: Path, kind: str, name: str) -> None:
+    run, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
+    run.path.mkdir()
+    path = run.path / name
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(outside)
+    if kind == "link":
+        outside.write_text("secret\n")
+    read: Any = read_metrics if name == "metrics.jsonl" else lambda _: telemetry.read_result(run)
+    with pytest.raises(UserError, match=r"(?s)cannot be read: it is (no file|a link)") as caught:
+        read(path)
+    assert "secret" not in str(caught.value)
+    if name == "metrics.jsonl" and kind != "fifo":  # which reading has refused before
+        with pytest.raises(UserError, match="cannot be written"):
+            MetricsLog(path).append({"step": 1})
+        assert outside.exists() == (kind == "link")
+
+
+def test_mutations_of_metrics_give_a_message_or_events(tmp_path: Path) -> None:
+    run, chance = RunFolder(tmp_path), random.Random(0)
+    lines = f"{TRAINED}\n{EVALUATION}\n" * 4
+    read = 0
+    for number in range(400):
+        if number % 2:
+            run.metrics.write_bytes(mutated(lines.encode(), chance))
+        else:
+            odd = dumped(mutated_json(json.loads(EVALUATION), chance))
+            run.metrics.write_bytes(lines.encode() + odd + b"\n" + lines.encode())
+        with contextlib.suppress(UserError):
+            history = MetricsLog(run.metrics).rewind(chance.randrange(9))
+            telemetry.scores_of(history)
+            telemetry.speed_of(history)
+            Board(run.visualdl, name="a", hyperparameters={}, config="", history=history).close()
+            read += 1
+    assert 0 < read < 400
+    assert {each.name for each in tmp_path.iterdir()} == {"metrics.jsonl", "visualdl"}
+
+
+def test_mutations_of_a_result_give_a_message_or_a_result(tmp_path: Path) -> None:
+    run, chance = RunFolder(tmp_path), random.Random(0)
+    scores = {"epoch": 1, "step": 9, "samples": 8, "top1": 0.5, "top5": 1.0, "loss": 1.5}
+    error = {"node": 0, "rank": 1, "type": "UserError", "message": "m", "remedy": "r"}
+    whole = Result("failed", scores, scores, 7.5, 3.0, "1x2", 2, error).as_dict()
+    read = 0
+    for number in range(400):
+        odd = mutated_json(whole, chance)
+        data = dumped(odd) if number % 2 else mutated(dumped(whole), chance)
+        run.result.write_bytes(data)
+        with contextlib.suppress(UserError):
+            telemetry.summary_table(telemetry.read_result(run), run)
+            read += 1
+    assert 0 < read < 400
 
 
 def test_metrics_of_no_run(tmp_path: Path) -> None:

@@ -168,6 +168,33 @@ def test_a_finished_run_that_is_continued_keeps_its_speed(
     assert run.result["final"] == straight.result["final"]
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("config.yaml", "torn"), ("metrics.jsonl", "folder"), ("metrics.jsonl", "fields")],
+)
+def test_a_damaged_file_of_the_run_is_named_and_the_rest_left_alone(
+    straight: Finished, tmp_path: Path, name: str, damage: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight.folder, folder, symlinks=True)
+    path = folder / name
+    if damage == "torn":
+        path.write_bytes(path.read_bytes()[:100] + b"\n  - {")
+    elif damage == "fields":
+        path.write_text(path.read_text().replace('"step": 2', '"step": "2"'))
+    else:
+        path.unlink()
+        path.mkdir()
+    before = contents(folder)
+    run = launch(folder, *TWO_EPOCHS, "epochs=3", "resume=auto")
+    assert run.status in (1, 2)
+    assert run.errors.count("error:") == 1, run.said
+    assert str(path) in run.errors
+    assert "Traceback" not in run.said
+    left = {key: value for key, value in contents(folder).items() if not key.startswith("logs/")}
+    assert left == {key: value for key, value in before.items() if not key.startswith("logs/")}
+
+
 def test_a_checkpoint_that_does_not_exist_is_told_before_the_ranks_start(tmp_path: Path) -> None:
     for task in (["resume=nowhere/step-00000001"], ["task=evaluate", "checkpoint=nowhere/best"]):
         run = launch(tmp_path / "run", *TWO_EPOCHS, *task)

@@ -71,17 +71,22 @@ def _right_owner(folder: Path, owner: int) -> str:
         return f"have it made yours (sudo chown {CALLER} {folder}), or {ELSEWHERE}"
     if _users_are_mapped():
         return "give docker run --user 0:0: without root, Docker's root is you"
-    setting = os.environ.get(USER_SETTING_VARIABLE)
-    if setting:
-        return f"say who you are: {setting}"
-    user = f"docker run --user {CALLER}"
-    if owner != 0:
+    # Who is not the image's own user has been given already: to give it again would not help.
+    user = _user_setting() if os.geteuid() == IMAGE_UID else None
+    if owner == 0:
+        also = f", and {user}" if user else ""
+        return (
+            f"on the host: sudo chown {CALLER} {name}{also}. Docker makes a folder that is not "
+            f"there as root: mkdir -p {name} before the first run avoids that"
+        )
+    if user:
         return f"{user}, as the user that {folder} belongs to on the host (uid {owner})"
-    also = f", and {user}" if os.geteuid() == IMAGE_UID else ""
-    return (
-        f"on the host: sudo chown {CALLER} {name}{also}. Docker makes a folder that is not there "
-        f"as root: mkdir -p {name} before docker run avoids that"
-    )
+    return f"on the host: sudo chown {CALLER} {name}, or {ELSEWHERE}"
+
+
+def _user_setting() -> str:
+    """How a person says here whom a container runs as."""
+    return os.environ.get(USER_SETTING_VARIABLE) or f"docker run --user {CALLER}"
 
 
 def _users_are_mapped() -> bool:

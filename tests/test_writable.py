@@ -49,7 +49,7 @@ def test_a_folder_that_docker_made_as_root(place: Place) -> None:
     told = place.explain(DENIED)
     assert f"for uid 1234: {place.folder} belongs to uid 0" in told.message
     assert 'sudo chown "$(id -u):$(id -g)" outputs' in told.remedy
-    assert "mkdir -p outputs before docker run" in told.remedy
+    assert "mkdir -p outputs before the first run" in told.remedy
     assert "--user" not in told.remedy, "it was given already"
     place.set(me=1000, owner=0)
     assert '--user "$(id -u):$(id -g)"' in place.explain(DENIED).remedy
@@ -65,8 +65,24 @@ def test_another_user_s_folder_in_a_container(place: Place) -> None:
 
 def test_compose_is_told_its_own_setting(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.set(me=1000, owner=1001)
-    monkeypatch.setenv(writable.USER_SETTING_VARIABLE, 'RUN_AS="$(id -u):$(id -g)"')
-    assert place.explain(DENIED).remedy == 'say who you are: RUN_AS="$(id -u):$(id -g)"'
+    setting = 'RUN_AS="$(id -u):$(id -g)" docker compose …'
+    monkeypatch.setenv(writable.USER_SETTING_VARIABLE, setting)
+    assert place.explain(DENIED).remedy.startswith(f"{setting}, as the user")
+    place.set(me=1000, owner=0)
+    assert 'sudo chown "$(id -u):$(id -g)" outputs, and RUN_AS=' in place.explain(DENIED).remedy
+
+
+@pytest.mark.parametrize("owner", [0, 1001])
+@pytest.mark.parametrize("setting", ["", "RUN_AS=… docker compose …"])
+def test_a_user_who_was_given_is_not_asked_for_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, setting: str, owner: int
+) -> None:
+    place.set(me=1234, owner=owner)
+    monkeypatch.setenv(writable.USER_SETTING_VARIABLE, setting)
+    remedy = place.explain(DENIED).remedy
+    assert "--user" not in remedy
+    assert "RUN_AS" not in remedy
+    assert 'sudo chown "$(id -u):$(id -g)" outputs' in remedy
 
 
 def test_without_root_docker_s_root_is_the_caller(

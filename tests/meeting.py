@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 from recipes.config import UserError
 from recipes.rendezvous import MEET, Coordinator, JobFailed, Member, node_failure
@@ -123,6 +123,12 @@ class Ghost:
     def close(self) -> None:
         """Break the connection."""
         self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def hello(port: int, node: int, nodes: int, **changes: Any) -> Ghost:

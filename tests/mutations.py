@@ -52,12 +52,13 @@ def mutated_json(content: Any, chance: random.Random) -> Any:
     for _ in range(chance.randint(1, 3)):
         holder, key = chance.choice(list(_places(result)) or [(None, None)])
         if holder is None:
-            return chance.choice(ODD)
+            return copy.deepcopy(chance.choice(ODD))
         change = chance.randrange(5)
         if change == 0:
             del holder[key]
         elif change == 1 and isinstance(holder, dict):
-            holder[chance.choice(("", "x", "format", "..", str(key).upper()))] = chance.choice(ODD)
+            name = chance.choice(("", "x", "format", "..", str(key).upper()))
+            holder[name] = copy.deepcopy(chance.choice(ODD))
         elif change == 2:
             there, other = chance.choice(list(_places(result)))
             holder[key] = copy.deepcopy(there[other])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import difflib
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -53,6 +54,8 @@ _REPLACED = re.compile(r"\.(step-(?P<step>\d{8,}))\.replaced-\d+")
 _LEFTOVER = re.compile(r"\.(?:step-\d{8,}|last|best)\.(partial|deleted)-(\d+)")
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def name_of(step: int) -> str:
@@ -170,10 +173,21 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def mark_best(folder: Path, step: int) -> None:
-    """Let ``best`` point to the checkpoint of a step, if that is still there."""
-    if (folder / name_of(step)).is_dir():
-        pointers.point(folder / "best", name_of(step))
-        sync_folder(folder)
+    """Let ``best`` point to the checkpoint of a step, if that is still there.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        if (folder / name_of(step)).is_dir():
+            pointers.point(folder / "best", name_of(step))
+            sync_folder(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: best cannot be made to lead to {name_of(step)}: {error.strerror or error}",
+            "make room or make the folder writable, and continue with resume=auto; the "
+            "checkpoints are intact",
+        ) from error
 
 
 class Writer:
@@ -447,20 +461,32 @@ def _publish(partial: Path, final: Path) -> None:
     partial.rename(final)
     sync_folder(final.parent)
     if replaced is not None:
-        shutil.rmtree(replaced)
+        _discard(replaced)
+
+
+def _discard(path: Path) -> None:
+    """Remove what nobody needs; what cannot be removed now is tried again after the next write.
+
+    Over NFS a folder stays while somebody reads one of its files. The checkpoint that has just been
+    written is none the worse for it.
+    """
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        _log.warning("%s cannot be removed yet: %s", path, error.strerror or error)
 
 
 def _clean(folder: Path) -> None:
     """Remove what writers that were killed left behind, and finish their replacements."""
     for path in folder.iterdir():
         if (found := _LEFTOVER.fullmatch(path.name)) and not _is_other_process(int(found[2])):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            _discard(path)
         elif found := _REPLACED.fullmatch(path.name):
             if (folder / found[1]).exists():
-                shutil.rmtree(path)
+                _discard(path)
             else:
                 path.rename(folder / found[1])
 
@@ -481,10 +507,10 @@ def prune(folder: Path, keep: int) -> None:
     """Remove what was written before the newest `keep` and is not pointed to.
 
     Only what this version could read is its own to remove, and no links, which someone else made,
-    nor folders of others, who may want them.
+    nor folders of others, who may want them. What cannot be removed is told, and stays.
 
     Raises:
-        OSError: the folder cannot be written.
+        UserError: the folder cannot be read.
     """
     pointed = {_where(folder / name) for name in pointers.NAMES}
     ours = [
@@ -494,8 +520,12 @@ def prune(folder: Path, keep: int) -> None:
         removable = os.access(path, os.W_OK | os.X_OK, effective_ids=True)
         if removable and _where(path) not in pointed and manifest.can_be_read(path):
             doomed = _beside(path, "deleted")
-            path.rename(doomed)  # at once, so that no reader finds half a checkpoint
-            shutil.rmtree(doomed)
+            try:
+                path.rename(doomed)  # at once, so that no reader finds half a checkpoint
+            except OSError as error:
+                _log.warning("%s cannot be removed yet: %s", path, error.strerror or error)
+                continue
+            _discard(doomed)
 
 
 def _where(path: Path) -> Path | None:

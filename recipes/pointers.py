@@ -1,11 +1,13 @@
 """``last`` and ``best``: links to a checkpoint beside them, or files that hold its name.
 
-Some file systems have no symbolic links (exFAT, and CIFS as it is often mounted). There a pointer
-is a file of one line. Whoever reads takes both, whatever wrote them.
+Some file systems have no symbolic links (exFAT, CIFS as it is often mounted, folders shared with a
+virtual machine), and each says so by another error. There a pointer is a file of one line. Whoever
+reads takes both, whatever wrote them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -19,8 +21,6 @@ from recipes.config import UserError
 NAMES = ("last", "best")
 LOOKS = 20  # for what is missing; a writer replaces and removes it in a moment
 PAUSE = 0.01  # seconds between two
-# What a file system without symbolic links says to one.
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EACCES)
 _TARGET = re.compile(r"step-\d{8,20}", re.ASCII)
 _LONGEST = 64  # bytes of such a file
 
@@ -57,19 +57,26 @@ def point(pointer: Path, target: str) -> None:
         OSError: the folder cannot be written.
     """
     fresh = pointer.with_name(f".{pointer.name}.partial-{os.getpid()}")
-    fresh.unlink(missing_ok=True)
     try:
+        _make(fresh, target)
+        if pointer.is_dir() and not pointer.is_symlink():
+            pointer.rename(free_name(pointer, "copy"))
+        fresh.replace(pointer)
+    except OSError:
+        with contextlib.suppress(OSError):  # of two errors the first
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def _make(fresh: Path, target: str) -> None:
+    fresh.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # whatever is in the way of a file too is told by that
         fresh.symlink_to(target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        with fresh.open("w", encoding="ascii") as stream:
-            stream.write(f"{target}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-    if pointer.is_dir() and not pointer.is_symlink():
-        pointer.rename(free_name(pointer, "copy"))
-    fresh.replace(pointer)
+        return
+    with fresh.open("w", encoding="ascii") as stream:
+        stream.write(f"{target}\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def follow(path: Path) -> Path:

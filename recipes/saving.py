@@ -119,12 +119,8 @@ class Saver:
             UserError: it could not be written.
         """
         self._writer.wait()
-        if not completed or self._place.rank != 0:
-            return
-        try:
+        if completed and self._place.rank == 0:
             checkpoint.prune(self._run.checkpoints, self._config.save.keep_finished)
-        except OSError as error:  # all that was promised is there, and more
-            _log.warning("older checkpoints cannot be removed: %s", error)
 
     def _all_statistics(self) -> np.ndarray | None:
         """Each rank's running statistics of batch-norm, [world size, numbers]; None where the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -128,6 +129,27 @@ def test_a_finished_run_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     checkpoint.prune(tmp_path, 1)
     assert names(tmp_path) == ["best", "last", "step-00000002", "step-00000004"]
     checkpoint.prune(tmp_path / "none", 1)
+
+
+def test_what_cannot_be_removed_yet_is_removed_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As over NFS, where a folder stays while one of its files is open."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def rmtree(path: Path, ignore_errors: bool = False) -> None:
+            if not ignore_errors:
+                raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+        patch.setattr(shutil, "rmtree", rmtree)
+        for step in (1, 2, 2, 3):
+            checkpoint.save(tmp_path, snapshot(step), best=False, keep=1)
+        assert checkpoint.load(tmp_path / "last").state["step"] == 3
+        assert checkpoint.newest(tmp_path) == tmp_path / "step-00000003"
+    assert "cannot be removed yet: Directory not empty" in caplog.text
+    checkpoint.save(tmp_path, snapshot(4), best=False, keep=1)
+    assert names(tmp_path) == ["last", "step-00000004"]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_links_survive_a_move_of_the_run(tmp_path: Path) -> None:
@@ -542,7 +564,9 @@ def start_writer(folder: Path, step: int, *words: str) -> subprocess.Popen[str]:
 def test_a_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     randomness = random.Random(0)
     step = 0
-    for _ in range(12):
+    for kill in range(100):
+        if kill >= 12 and step > 12:  # a busy machine writes less between two
+            break
         writer = start_writer(tmp_path, step)
         assert writer.stdout is not None
         try:

@@ -93,6 +93,31 @@ def test_links_and_files_take_turns(tmp_path: Path) -> None:
         assert checkpoint.load(tmp_path / "best").state["step"] == step
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPROTO, errno.ENOSYS, errno.EIO])
+def test_whatever_a_file_system_says_to_a_link_a_file_does(tmp_path: Path, number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        forbid_links(patch, number)
+        checkpoint.save(tmp_path, snapshot(1), best=True, keep=1)
+    assert checkpoint.load(tmp_path / "last").state["step"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last", "step-00000001"]
+
+
+def test_a_pointer_that_cannot_be_moved_leaves_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, snapshot(1), best=True, keep=2)
+    checkpoint.save(tmp_path, snapshot(2), best=False, keep=2)
+
+    def replace(*_: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(UserError, match="best cannot be made to lead to step-00000002: No space"):
+        checkpoint.mark_best(tmp_path, 2)
+    assert checkpoint.load(tmp_path / "best").state["step"] == 1
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_copies_in_place_of_the_pointers_stay(tmp_path: Path) -> None:
     """`cp -rL` makes folders of links."""
     checkpoint.save(tmp_path / "a", snapshot(1), best=True, keep=1)

@@ -116,7 +116,7 @@ def _refuse_choices_that_are_no_names(parsed: Sequence[Override]) -> None:
         if group not in GROUPS or override.is_delete() or override.is_sweep_override():
             continue
         value = override.value()
-        if not isinstance(value, int | float) and value is not None:
+        if not isinstance(value, int | float | list) and value is not None:
             continue
         if value is None and group == "recipe":
             continue

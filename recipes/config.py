@@ -25,17 +25,20 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    ConfigTypeError,
     MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
 
 from recipes import backbones, bounds, hints, named_choices
+from recipes.printable import printable
 from recipes.topology import Topology
 
 # The one key that may hold any others.
 _OPEN = "model.arguments"
 _SHOWN = 100  # characters of a setting in a message
+_LONGEST_REASON = 500  # characters of a library's words, which quote what was given
 
 TASKS = ("train", "evaluate", "benchmark", "preflight", "prepare", "smoke", "runs")
 # bench-… are the tables of `make bench`, beside the records.
@@ -416,12 +419,12 @@ def explain(mistake: Exception) -> str:
     ):
         cause = mistake.__cause__
     key = getattr(cause, "full_key", None)
-    reason = str(cause).splitlines()[0]
+    reason = printable(str(cause).splitlines()[0], _LONGEST_REASON)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
         return _explain_unknown_key(key)
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set\n  remedy: {key}=…"
-    if isinstance(cause, ValidationError) and key:
+    if isinstance(cause, ValidationError | ConfigTypeError) and key:
         reason = _plain_reason(key, reason)
     return f"{key}: {reason}" if key and key not in reason else reason
 
@@ -430,9 +433,9 @@ def _plain_reason(key: str, reason: str) -> str:
     """A type mismatch in the words of a user, who has not seen the schema's classes."""
     if reason.endswith("is not Optional") or "NoneType" in reason:
         return f"{key} must have a value, not null"
-    if "ListConfig" in reason:
+    if "ListConfig" in reason and key != _OPEN:
         return f"{key} must be a list, such as [30,60,80]"
-    if "is not a subclass of" in reason or "Dict[" in reason:
+    if "is not a subclass of" in reason or "Dict[" in reason or key == _OPEN:
         sign = "+" if key == _OPEN else ""
         return f"{key} holds keys of its own: give them as {sign}{key}.KEY=VALUE"
     if "DictConfig" in reason:

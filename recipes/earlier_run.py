@@ -8,6 +8,7 @@ is named again counts as the one the run began from.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import backbones, checkpoint, models, reading
+from recipes.bounds import text_problems
 from recipes.config import Config, ModelConfig, UserError, dump, explain
 from recipes.printable import printable
 from recipes.telemetry import RunFolder
@@ -70,12 +72,12 @@ def with_its_settings(
 
 def config_beside(path: Path) -> Path | None:
     """The ``config.yaml`` of the run that a path is, or is a checkpoint of; None without one."""
-    for each in (path, path.resolve()):
+    for each in (path, Path(os.path.realpath(path))):  # resolve() raises at a loop of links
         holder = each if each.name != "checkpoints" else each.parent
         if each.parent.name == "checkpoints":
             holder = each.parent.parent
         file = RunFolder(holder).config
-        if file.exists():
+        if os.path.exists(file):  # noqa: PTH110  (Path raises at a long name)
             return file
     return None
 
@@ -146,6 +148,8 @@ def read(file: Path) -> dict[str, Any]:
 def _file_of(composed: DictConfig, folder: Path) -> Path | None:
     """The configuration of the run that this one scores or continues, where it has one."""
     task, resume, scored = (composed.task.name, composed.resume, composed.checkpoint)
+    if [*text_problems("resume", str(resume)), *text_problems("checkpoint", str(scored))]:
+        return None  # no path: the check of the whole refuses it
     if task == "evaluate" and scored:
         return config_beside(Path(scored))
     if task != "train" or not resume:

@@ -119,6 +119,7 @@ def test_a_rank_takes_no_options() -> None:
         ("topology=null", "topology=NAME"),
         ("amp=true", "amp=NAME"),
         ("model=50", "model=NAME"),
+        ("optimizer=[momentum]", "optimizer=NAME"),
     ],
 )
 def test_a_choice_that_is_no_name(setting: str, remedy: str) -> None:

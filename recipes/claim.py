@@ -34,6 +34,7 @@ from datetime import datetime
 from pathlib import Path
 
 from recipes.config import UserError
+from recipes.file_lock import NO_LOCKS
 from recipes.printable import printable
 from recipes.writable import cannot_write
 
@@ -48,7 +49,6 @@ _LOOK_SECONDS = 0.1
 _TRIES = 50  # to open a file that others remove, or to read one that is just being written
 _HELD = (errno.EACCES, errno.EAGAIN)
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _lock_new(folder / FILE)
     except OSError as error:
-        if error.errno not in _NO_LOCKS or not folder.is_dir():
+        if error.errno not in NO_LOCKS or not folder.is_dir():
             raise cannot_write(folder, error) from error
         with _heartbeat(folder):
             yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import inspect
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recipes import backbones, checkpoint, pointers, stems
+from recipes import backbones, checkpoint, file_lock, pointers, stems
 from recipes.backbones import LIST_COMMAND, RESNET_MODULE
 from recipes.config import Config, ConfigError, ModelConfig, UserError
 from recipes.home import expand_user
@@ -571,17 +570,13 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold a lock between the processes of this node; the system frees it when a holder dies."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"{path}: another process has downloaded for {LOCK_TIMEOUT:.0f} s",
-                        "end it, or fetch the file another way and give its path",
-                    ) from None
-                time.sleep(0.2)
+        while not file_lock.taken(file.fileno(), str(path.parent)):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{path}: another process has downloaded for {LOCK_TIMEOUT:.0f} s",
+                    "end it, or fetch the file another way and give its path",
+                )
+            time.sleep(0.2)
         yield
 
 

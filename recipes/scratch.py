@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from recipes import file_lock
 from recipes.config import UserError
 from recipes.processes import OUTLIVES_VARIABLE
 
@@ -42,7 +43,7 @@ class Scratch:
         _check_room(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        file_lock.taken(self._lock, str(self.path))
         self._janitor = subprocess.Popen(
             ["/bin/sh", "-c", _JANITOR, "sh", str(self.path)],
             stdin=subprocess.PIPE,

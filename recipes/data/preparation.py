@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import math
@@ -30,6 +29,7 @@ import numpy as np
 import PIL
 import simplejpeg
 
+from recipes import file_lock
 from recipes.config import Config, UserError
 from recipes.cores import usable_cores
 from recipes.data.build import SPLITS
@@ -354,12 +354,8 @@ def _claimed(preparation: Preparation, order: Order) -> Iterator[None]:
         )
     unfinished.mkdir(exist_ok=True)
     with (unfinished / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process is preparing {output}", "wait for it, or end it"
-            ) from None
+        if not file_lock.taken(lock.fileno(), str(output)):
+            raise UserError(f"another process is preparing {output}", "wait for it, or end it")
         if (unfinished / ORDER).is_file():
             theirs = _read_order(unfinished / ORDER)
             _refuse_other_order(output, theirs, order)

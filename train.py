@@ -87,7 +87,7 @@ def run_as_parent() -> int:
             checked = config.from_hydra(whole)
             if checked.task.name == "runs":
                 return runs.show(checked)
-            return launch.run(checked, folder, WATCH)
+            return launch.run(checked, folder, WATCH, settings)
 
         statuses[-1] = in_one_message(run_task) or 0
         remove_if_empty(folder)

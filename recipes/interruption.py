@@ -40,11 +40,11 @@ def loss(config: Config, began: int, done: int, saved: int | None) -> UserError 
     )
 
 
-def command_to_go_on(arguments: Sequence[str], folder: Path) -> str:
+def command_to_go_on(settings: Sequence[str], folder: Path) -> str:
     """The command that continues the run of a folder.
 
     Args:
-        arguments: those that it was started with.
+        settings: the overrides that it was started with; of one run of several, its own.
     """
-    kept = [each for each in arguments if not _NAMED_AGAIN.match(each)]
+    kept = [each for each in settings if not _NAMED_AGAIN.match(each)]
     return shlex.join(["python", "train.py", *kept, "resume=auto", f"hydra.run.dir={folder}"])

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,13 +66,14 @@ _ENDED_SECONDS = 86400.0
 _log = logging.getLogger(__name__)
 
 
-def run(config: Config, folder: Path, watch: Watch) -> int:
+def run(config: Config, folder: Path, watch: Watch, settings: Sequence[str]) -> int:
     """Run the configured task on all its ranks, again after a failure if ``restarts`` says so.
 
     Args:
         config: checked.
         folder: the run folder; on several nodes, its name on node 0 counts for all.
         watch: of this process, which has started.
+        settings: the overrides that `config` was composed with.
 
     Returns:
         The exit status (docs/endings.md).
@@ -88,7 +89,7 @@ def run(config: Config, folder: Path, watch: Watch) -> int:
     if identity.node == 0 and (lost := mounts.what_is_lost(config, folder)):
         _log.warning(lost)
     known = secret_of(config)
-    job = Job(config, telemetry.RunFolder(folder), identity, watch, known)
+    job = Job(config, telemetry.RunFolder(folder), identity, watch, known, settings=settings)
     try:
         with watch.run(config.deadlines.grace, "ending", job.last_words), job.holding:
             return job.run()
@@ -166,6 +167,7 @@ class Job:
     identity: NodeIdentity
     watch: Watch
     secret: Secret | None = None  # of a job of several nodes
+    settings: Sequence[str] = ()
     started: float = field(default_factory=time.monotonic)
     address: str = "127.0.0.1"
     hosts: list[str] = field(default_factory=list)
@@ -266,7 +268,7 @@ class Job:
         if failure is not None:
             report_failure(failure, self.identity.node)
         if self.config.task.name == "train" and interruption.last_saved(self.run_folder):
-            command = interruption.command_to_go_on(sys.argv[1:], self.run_folder.path)
+            command = interruption.command_to_go_on(self.settings, self.run_folder.path)
             print(f"to go on: {command}", flush=True)
         return ending.status_of(number)
 

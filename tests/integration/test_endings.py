@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 from launched import make_photographs
 from launches import SMALL
-from running import Finished, Running, launch, started
+from running import Finished, Running, ended, launch, started
 from test_launches import check_checkpoint
 from test_resume import contents
 
@@ -233,6 +234,16 @@ def test_a_signal_ends_all_runs_of_a_multirun(tmp_path: Path) -> None:
     assert run.errors == ""
     assert run.output.count("interrupted by SIGINT") == 1
     assert not (folder / "2").exists()
+    told = re.search(r"^to go on: python (.+)$", run.output, flags=re.MULTILINE)
+    assert told, run.output
+    assert "--multirun" not in told[1]
+    last = (folder / "1" / "checkpoints" / "last").resolve().name
+    with ended(
+        Running(folder / "1", [sys.executable, *shlex.split(told[1]), "max_steps=9"])
+    ) as going_on:
+        run = going_on.finish()
+    assert run.status == 0, run.said
+    assert f"continuing after step {int(last.removeprefix('step-'))} " in run.output
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -244,6 +244,13 @@ def test_a_training_is_the_same_on_any_topology(other: str, launched: Launches) 
     assert theirs == ours
 
 
+def test_the_bare_launcher_ends_with_the_table_too(launched: Launches) -> None:
+    said = launched["bare_1x2"].output
+    assert "Training completed" in said
+    assert "| final |" in said
+    assert f"results: {launched.folder('bare_1x2')}" in said
+
+
 def test_synchronised_statistics_matter(launched: Launches) -> None:
     """Else the equalities here could not tell whether they are synchronised."""
     different = launched["shares_1x4"].losses()[0] / launched["sync_1x4"].losses()[0] - 1

@@ -140,3 +140,32 @@ def test_nccls_selection_has_to_find_an_interface(
             network.environment(config(), "10.0.0.7", present)
     monkeypatch.setattr(network, "uses_gpu", lambda _: False)
     network.environment(config(), "10.0.0.7", present)  # on CPU nobody reads it
+
+
+@pytest.mark.parametrize(
+    ("master", "found", "address"),
+    [
+        ("10.9.8.7", ["10.9.8.7"], "10.9.8.7"),
+        ("gpu1", ["10.9.8.7"], "10.9.8.7"),
+        ("gpu1", ["10.9.8.7", "10.9.8.6"], ""),  # any of them may be meant
+        ("elsewhere", ["10.0.0.1"], ""),  # such as the outside of a NAT
+        ("gpu1", ["127.0.1.1"], ""),  # Debian's own name for itself
+        ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
+        ("localhost", ["127.0.0.1"], "127.0.0.1"),
+        ("127.0.0.2", ["127.0.0.2"], "127.0.0.2"),
+        ("unknown", [], ""),
+    ],
+)
+def test_node_0_listens_where_the_others_come_if_that_is_known(
+    master: str, found: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, *_: object) -> list[object]:
+        assert host == master
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, kind, 0, "", (each, 0)) for each in found for kind in (1, 2)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    own = {"10.9.8.7": "eth0", "10.9.8.6": "eth1", "127.0.0.1": "lo"}
+    monkeypatch.setattr(network, "interface_of", own.get)
+    assert network.address_to_listen_on(master) == address

@@ -132,6 +132,18 @@ def test_two_jobs_on_one_port_do_not_mix(caplog: pytest.LogCaptureFixture) -> No
     assert "trying again for 0 s" in caplog.text  # said at once, not only at the end
 
 
+def test_another_secret_is_the_reason_also_once_node_0_has_given_up() -> None:
+    service = Coordinator(2, 0, SILENCE, OTHERS)
+    service.start()
+    with ThreadPoolExecutor(1) as pool:
+        lost = Member(1, 2, SILENCE, SECRET)
+        connecting = pool.submit(lost.connect, "127.0.0.1", service.port, 1.5)
+        time.sleep(0.5)
+        service.stop()
+        with pytest.raises(UserError, match="what answers there has another secret"):
+            connecting.result()
+
+
 def test_a_node_with_another_secret_is_told_of_where_one_is_missing() -> None:
     with coordinator(2) as service, member(service, 0, 2) as zero:
         with pytest.raises(UserError):

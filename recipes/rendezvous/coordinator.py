@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import threading
@@ -69,7 +70,7 @@ class Coordinator(threading.Thread):
             self._listener = socket.create_server((address, port), backlog=128)
         except OSError as error:
             raise UserError(
-                f"node 0: cannot listen on port {port}: {error.strerror}",
+                f"node 0: cannot listen on port {port}: {os.strerror(error.errno or 0)}",
                 "another run may use it: end that one, or give all nodes "
                 f"topology.master=HOST:{port + 1}",
             ) from None

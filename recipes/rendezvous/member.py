@@ -95,23 +95,23 @@ class Member:
 
     def _reach(self, host: str, port: int, deadline: float) -> tuple[socket.socket, Channel]:
         ends = time.monotonic() + deadline
-        told = False
+        unproven: Unproven | None = None
         while True:
             pause = _RETRY_SECONDS
             try:
                 return self._try(host, port)
             except Unproven as fault:  # perhaps of a job that is about to end
-                if time.monotonic() > ends:
-                    raise self._of_another_job(host, port, fault) from None
                 pause = _RETRY_UNPROVEN_SECONDS
-                if not told:
-                    told = True
-                    _log.warning(
-                        "node 0 at %s:%d: %s; trying again for %.0f s", host, port, fault, deadline
-                    )
+                problem = self._of_another_job(host, port, fault)
+                if unproven is None:
+                    _log.warning("%s; trying again for %.0f s", problem.message, deadline)
+                unproven = fault
             except OSError as error:
-                if time.monotonic() > ends:
-                    raise self._unreachable(host, port, deadline, error) from None
+                problem = self._unreachable(host, port, deadline, error)
+                if unproven is not None:  # which has gone, at its own deadline
+                    problem = self._of_another_job(host, port, unproven)
+            if time.monotonic() > ends:
+                raise problem
             time.sleep(pause)
 
     def _try(self, host: str, port: int) -> tuple[socket.socket, Channel]:

@@ -35,7 +35,7 @@ def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "")
         assert each.status not in (0, 137), (label, each.output[-2000:])
         assert each.seconds < deadline, (label, each.seconds)
         assert "Traceback" not in each.output, (label, each.output[-3000:])
-        messages = each.errors or [m for m in [each.output] if m.startswith("error: ")]
+        messages = each.errors or re.findall(r"^error: [^\n]*", each.output, re.MULTILINE)
         assert len(messages) == 1, (label, each.output[-3000:])
         if node:
             has_failed = node.split()[0]

@@ -179,6 +179,30 @@ def test_node_0_is_where_the_others_reach_it(tmp_path: Path, server: SshServer) 
     ]
 
 
+LOOK = """
+import hashlib, os, pathlib
+secret = os.environ["FLEET_RECIPES_SECRET"]
+lines = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")]
+seen = sum(secret.encode() in line for line in lines)
+print("said error: ", len(secret), seen, hashlib.sha256(secret.encode()).hexdigest(), secret[:0])
+"""
+
+
+def test_the_hosts_get_one_fresh_secret_that_ps_does_not_show(
+    tmp_path: Path, server: SshServer
+) -> None:
+    found = []
+    for name, settings in (("a", {}), ("b", {}), ("c", {"FLEET_RECIPES_SECRET": "x" * 20})):
+        (tmp_path / name).mkdir()
+        process = start(tmp_path / name, server, "-c", LOOK, **settings)
+        assert process.wait(60) == 0, read(tmp_path / name)
+        lines = [line.split()[3:6] for line in read(tmp_path / name)[0].splitlines()]
+        assert lines[0] == lines[1]
+        found.append(lines[0])
+    assert [(length, seen) for length, seen, _ in found] == [("32", "0")] * 2 + [("20", "0")]
+    assert len({digest for _, _, digest in found}) == 3
+
+
 def test_a_host_that_goes_on_alone_is_ended(tmp_path: Path, server: SshServer) -> None:
     code = "import sys, time; time.sleep(0 if sys.argv[-1].endswith('0') else 300)"
     marker = f"topology.master={tmp_path}"

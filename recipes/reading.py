@@ -19,26 +19,36 @@ MOST_YAML_BYTES = 2**18
 RESTORE = "restore the file, or remove it"
 
 
-def bytes_of(path: Path, most: int = MOST_BYTES) -> bytes:
+def bytes_of(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> bytes:
     """A regular file's content.
 
+    Args:
+        links: are followed: those in a dataset's folder are of who put the data there.
+
     Raises:
-        UserError: it cannot be read, is no file (a folder, a FIFO, a link, which may lead
-            anywhere), or has more than `most` bytes.
+        UserError: it cannot be read, is no file (a folder, a FIFO; a link, which may lead
+            anywhere, where they are not followed), or has more than `most` bytes.
     """
     try:
-        descriptor = no_link(path, os.O_RDONLY | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        opened = follow_links if links else no_link
+        descriptor = opened(path, os.O_RDONLY | os.O_NONBLOCK)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise UserError(f"{path}: cannot be read: it is no file", f"remove {path}")
         with os.fdopen(descriptor, "rb") as stream:
-            content = stream.read(most + 1)
+            content = stream.read(min(status.st_size, most) + 1)
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise UserError(f"{path}: cannot be read: {why}", RESTORE) from None
     if len(content) > most:
         raise UserError(f"{path}: more than {most} bytes, which none has that is written", RESTORE)
     return content
+
+
+def follow_links(path: Path, flags: int) -> int:
+    """Open a file, or what a link leads to; its descriptor."""
+    return os.open(path, flags | os.O_CLOEXEC)
 
 
 def no_link(path: Path, flags: int) -> int:

@@ -130,7 +130,7 @@ def _parse(path: Path) -> Manifest:
             "run the same task=prepare command again: it goes on where it was",
         )
     try:
-        content = json.loads(bytes_of(path, _MOST_BYTES))
+        content = json.loads(bytes_of(path, _MOST_BYTES, links=True))
     except UserError as error:
         raise UserError(error.message, AGAIN) from None
     except (ValueError, RecursionError) as error:

@@ -36,7 +36,7 @@ def read_list(path: Path) -> list[Line]:
     if not path.exists():
         raise UserError(f"{path}: No such file or directory", "each split needs its list file")
     # With or without the byte-order mark that some editors write.
-    text = bytes_of(path, _MOST_BYTES).decode("utf-8-sig", "surrogateescape")
+    text = bytes_of(path, _MOST_BYTES, links=True).decode("utf-8-sig", "surrogateescape")
     lines = list(_lines(path, text))
     if not lines:
         raise UserError(f"{path}: the list is empty", _FORM)

@@ -28,6 +28,7 @@ import cv2
 import numpy as np
 import PIL
 import simplejpeg
+from numpy.typing import NDArray
 
 from recipes import file_lock
 from recipes.config import Config, UserError
@@ -53,13 +54,14 @@ from recipes.data.jpeg import Scratch
 from recipes.data.list_files import LISTS
 from recipes.data.photographs import remarks_on
 from recipes.data.reading_threads import ReadingThreads
-from recipes.data.shards import ALIGNMENT, ORDER, ROW, UNFINISHED, is_prepared, verify
+from recipes.data.shards import ALIGNMENT, ORDER, ROW, UNFINISHED, is_prepared, rows_in, verify
 from recipes.disk import sync_folder
 from recipes.printable import printable
 from recipes.progress import StepDisplay
-from recipes.reading import json_of
+from recipes.reading import bytes_of, json_of
 from recipes.rendezvous.checks import Malformed, a_list, an_integer, of_form
 
+_MOST_ROWS_BYTES = 1 << 32  # of a shard
 _LOCK = "lock"
 _MIB = 1 << 20
 _WINDOW = 8  # images of each thread that may wait to be written
@@ -470,7 +472,7 @@ class _Split:
         Raises:
             UserError: there are no images.
         """
-        parts = [np.load(self._rows_path(number)) for number in range(len(self.records))]
+        parts = [self._rows(number) for number in range(len(self.records))]
         rows = np.concatenate(parts)
         if not len(rows):
             raise UserError(f"no image of {self.name} could be read", "see the images named above")
@@ -501,15 +503,17 @@ class _Split:
         try:
             record = ShardRecord.read(self._record_path(number), shard_name(self.name, number))
             size = (self._preparation.output / record.file.name).stat().st_size
-            rows = np.load(self._rows_path(number), allow_pickle=False)
-            described = rows.dtype == ROW and rows.shape == (record.images,)
-        except (FileNotFoundError, UserError, ValueError, EOFError, AttributeError):
+            described = len(self._rows(number)) == record.images
+        except (FileNotFoundError, UserError, ValueError):
             return None
         fits = self.done < record.next <= self.size
         return record if size == record.file.bytes and described and fits else None
 
     def _record_path(self, number: int) -> Path:
         return self._preparation.unfinished / f"{self.name}-{number:05}.json"
+
+    def _rows(self, number: int) -> NDArray[Any]:
+        return rows_in(bytes_of(self._rows_path(number), _MOST_ROWS_BYTES))
 
     def _rows_path(self, number: int) -> Path:
         return self._preparation.unfinished / f"{self.name}-{number:05}.npy"

@@ -220,17 +220,27 @@ def _read_index(path: Path, record: FileRecord) -> tuple[mmap.mmap | bytes, NDAr
     if file_digest(path, lambda _: None) != record.sha256:
         raise UserError(f"{path}: altered (SHA-256 differs from {DATASET}'s)", AGAIN)
     mapped = _map(path)
-    header = io.BytesIO(mapped[:_LONGEST_HEADER])
+    try:
+        return mapped, rows_in(mapped)
+    except ValueError as error:
+        raise UserError(f"{path}: not an index: {printable(error, 200)}", AGAIN) from None
+
+
+def rows_in(content: mmap.mmap | bytes) -> NDArray[Any]:
+    """The rows of an index, as a view of its content.
+
+    Raises:
+        ValueError: it is none.
+    """
+    header = io.BytesIO(content[:_LONGEST_HEADER])
     try:
         version = np.lib.format.read_magic(header)
         shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-        known = version == (1, 0) and dtype == ROW and len(shape) == 1
-        rows = np.frombuffer(mapped, ROW, shape[0], header.tell()) if known else None
     except Exception as error:  # NumPy's parser of headers is Python's
-        raise UserError(f"{path}: not an index: {printable(error, 200)}", AGAIN) from None
-    if rows is None:
-        raise UserError(f"{path}: not an index of format version {VERSION}", AGAIN)
-    return mapped, rows
+        raise ValueError(str(error)) from None
+    if version != (1, 0) or dtype != ROW or len(shape) != 1:
+        raise ValueError(f"no rows of format version {VERSION}")
+    return np.frombuffer(content, ROW, shape[0], header.tell())
 
 
 def _check_rows(
@@ -250,7 +260,7 @@ def _check_rows(
         # Without a sum, which could pass 2**64.
         beyond = (length > room) | (rows["offset"] > room - np.minimum(length, room))
         problems["ends behind its shard's end"] = beyond
-    starts = np.concatenate([[0], rows["name_end"][:-1]]).astype(np.uint64)
+    starts = np.concatenate([np.zeros(1, np.uint64), rows["name_end"][:-1]])
     problems["has no name"] = (rows["name_end"] < starts) | (rows["name_end"] > record.names.bytes)
     if raw:
         pixels = rows["height"].astype(np.uint64) * rows["width"].astype(np.uint64)

@@ -268,6 +268,15 @@ def test_a_file_of_another_name_is_not_looked_at(copy: Path, name: str) -> None:
         opened(copy)
 
 
+def test_files_may_be_links(copy: Path, tmp_path: Path) -> None:
+    """As some stores of data keep them."""
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in copy.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert samples(opened(linked)) == samples(opened(copy))
+
+
 @pytest.mark.parametrize("what", ["link to a FIFO", "folder"])
 def test_what_is_no_file_is_named(copy: Path, what: str) -> None:
     path = copy / "train-00000.shard"
@@ -322,7 +331,7 @@ def change(key: str, image: int, value: int) -> Callable[[np.ndarray], None]:
         (change("name_end", 6, 10**6), "image 6 has no name"),
         (change("name_end", 6, 0), "image 6 has no name"),
         (lambda rows: rows[:-1], r"13 images, but dataset\.json says 14"),
-        (lambda _: np.zeros(14, np.int64), "not an index of format version 1"),
+        (lambda _: np.zeros(14, np.int64), "not an index: no rows of format version 1"),
     ],
 )
 def test_an_index_that_contradicts_the_files_is_refused(

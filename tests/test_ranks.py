@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from recipes import launch, telemetry, worker
 from recipes.config import Config, TopologyConfig, UserError
 from recipes.progress import RECORD
+from recipes.pulse import Phase, SharedPulse
 from recipes.ranks import RankLog, Ranks
 from recipes.topology import Place
 
@@ -308,3 +309,22 @@ def test_ranks_are_noted_in_the_order_of_their_ends(tmp_path: Path) -> None:
             process.wait()
         for handle in job._handles.values():
             os.close(handle)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_stuck_rank_is_laid_to_another_node_only_where_there_is_one(
+    tmp_path: Path, nodes: int
+) -> None:
+    made = Config(topology=TopologyConfig(nodes, 2))
+    made.deadlines.step = 0.01
+    job = Ranks(made, telemetry.RunFolder(tmp_path / "run"))
+    job._scratch = tmp_path
+    job._handles, job._pids = {0: -1}, {0: os.getpid()}
+    SharedPulse(tmp_path / "pulse-0").mark(Phase.STEPPING, 3)
+    time.sleep(0.1)
+    found = job._overdue()
+    assert found is not None
+    assert found["message"].startswith("rank 0 has been in a training step for 0 s")
+    assert ("another node" in found["remedy"]) == (nodes == 2)
+    assert ("others" in found["message"]) == (nodes == 2)
+    assert found["consequence"] == (nodes == 2)

@@ -112,13 +112,26 @@ def test_a_signal_while_the_ranks_start(tmp_path: Path) -> None:
     check_interrupted(run, signal.SIGTERM)
 
 
-def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher_too", [False, True])
+def test_nothing_outlives_the_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_too: bool
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with started(tmp_path / "run", *ENDLESS, "topology=1x2") as running:
         running.wait_for_step(5)
         assert len(running.processes()) >= 6
+        assert list(temporary.iterdir())
+        if launcher_too:
+            os.kill(launcher_of(running), signal.SIGKILL)
         running.process.kill()
         running.wait_for_nobody(PATIENCE)
         running.finish()
+    ends = time.monotonic() + PATIENCE
+    while left := list(temporary.iterdir()):
+        assert time.monotonic() < ends, left
+        time.sleep(0.1)
     newest = max((running.folder / "checkpoints").glob("step-*"))
     check_checkpoint(newest)
 

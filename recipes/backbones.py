@@ -12,6 +12,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from recipes.console import outlive_console
+
 RESNET_MODULE = "legendary_models.resnet"  # the backbones that have a CIFAR form
 LIST_COMMAND = "python -m recipes.backbones"
 
@@ -70,4 +72,5 @@ def _plain(name: str) -> str:
 
 
 if __name__ == "__main__":
+    outlive_console()  # "| head" is for reading it
     print(*names(), sep="\n")

@@ -65,6 +65,15 @@ def test_a_console_that_fails_changes_nothing(tmp_path: Path, redirect: str) -> 
     assert int(opened) > 2  # no file takes the number of a stream
 
 
+def test_the_list_of_backbones_may_be_cut() -> None:
+    command = f"{sys.executable} -m recipes.backbones | head -1; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.splitlines()) == 1
+
+
 def test_what_is_said_arrives(tmp_path: Path) -> None:
     ended, _ = say(tmp_path, "")
     assert ended.stdout.count("x" * 100) == 3000

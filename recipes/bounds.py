@@ -80,7 +80,7 @@ BELOW_ONE = ("label_smoothing", "optimizer.momentum", "optimizer.beta1", "optimi
 # Numbers whose bounds depend on others, and are checked with them.
 ELSEWHERE = ("topology.node_rank",)
 
-LONGEST_TEXT = 4096  # characters; a path has no more
+LONGEST_TEXT = 3584  # bytes: a path has up to 4095, and names of files are put below it
 _LONGEST_NAME = 255  # bytes of one name in a path
 _SHOWN = 80  # characters of a value in a message
 # Controls would reach a terminal; half of a surrogate pair is a byte that is not UTF-8.
@@ -93,7 +93,11 @@ def problems(config: Config) -> Iterator[str]:
         if (number := _value(config, key)) is not None:
             yield from _positive(key, number, most)
     for index, epoch in enumerate(config.schedule.milestones):
-        yield from _positive(f"schedule.milestones[{index}]", epoch, 1e9)
+        where = f"schedule.milestones[{index}]"
+        if isinstance(epoch, int | float):
+            yield from _positive(where, epoch, 1e9)
+        else:  # a list in the list, which the schema lets pass
+            yield f"{where}={short(str(epoch))} must be a number greater than 0"
     for key, most in NOT_NEGATIVE.items():
         number = _value(config, key)
         if not 0 <= number < math.inf:
@@ -144,8 +148,8 @@ def text_problems(key: str, text: str) -> Iterator[str]:
     """What is wrong with the text of a key, in one line."""
     if _NOT_TEXT.search(text):
         yield f"{short(key)}={short(text)} has characters that are no text: controls, or not UTF-8"
-    elif len(text) > LONGEST_TEXT:
-        yield f"{key}={short(text)} has {len(text)} characters; at most {LONGEST_TEXT} are taken"
+    elif (size := len(text.encode())) > LONGEST_TEXT:
+        yield f"{key}={short(text)} has {size} bytes; at most {LONGEST_TEXT} are taken"
     elif any(len(name.encode()) > _LONGEST_NAME for name in text.split("/")):
         yield f"{key}={short(text)} has a name of more than {_LONGEST_NAME} bytes"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hydra._internal.utils import get_args_parser  # the parser that `hydra.main` itself uses
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import OverrideParseException
 
 from recipes import hints
@@ -116,7 +116,7 @@ def _refuse_choices_that_are_no_names(parsed: Sequence[Override]) -> None:
         if group not in GROUPS or override.is_delete() or override.is_sweep_override():
             continue
         value = override.value()
-        if not isinstance(value, int | float | list) and value is not None:
+        if isinstance(value, str | QuotedString):
             continue
         if value is None and group == "recipe":
             continue

@@ -32,7 +32,7 @@ from omegaconf.errors import (
 )
 
 from recipes import backbones, bounds, hints, named_choices
-from recipes.printable import printable
+from recipes.printable import printable, printable_lines
 from recipes.topology import Topology
 
 # The one key that may hold any others.
@@ -86,8 +86,9 @@ class ConfigError(UserError):
 
 # What a mistake in the configuration can be raised as.
 MISTAKES = (UserError, HydraException, OmegaConfBaseException)
-# What Hydra raises besides, for mistakes in groups, numbers of too many digits, and the run folder.
-HYDRAS_OWN = (ValueError, OverflowError, OSError)
+# What Hydra raises besides, for mistakes in groups and lists of them, numbers of too many digits,
+# and the run folder.
+HYDRAS_OWN = (ValueError, TypeError, LookupError, AttributeError, OverflowError, OSError)
 
 
 @dataclass
@@ -391,14 +392,19 @@ def not_composed(error: Exception, overrides: list[str]) -> ConfigError:
     """One message of what is among `HYDRAS_OWN`."""
     key = re.search(r"^\s*full_key: (\S+)$", str(error), flags=re.MULTILINE)
     place = f"{key[1]}: " if key else ""
-    given = [each if len(each) <= _SHOWN else f"{each[:_SHOWN]}…" for each in overrides]
-    return ConfigError(f"{place}{str(error).splitlines()[0]}, with {' '.join(given)}")
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    given = " ".join(printable(each, _SHOWN) for each in overrides)
+    return ConfigError(f"{place}{printable(reason, _LONGEST_REASON)}, with {given}")
 
 
 def explain(mistake: Exception) -> str:
     """What a user should read about a mistake that Hydra, OmegaConf or this package found."""
     if isinstance(mistake, UserError):
         return str(mistake)
+    return printable_lines(_explained(mistake), _LONGEST_REASON)
+
+
+def _explained(mistake: Exception) -> str:
     if isinstance(mistake, MissingConfigException):
         return _explain_missing_choice(mistake)
     if isinstance(mistake, OverrideParseException):
@@ -419,7 +425,7 @@ def explain(mistake: Exception) -> str:
     ):
         cause = mistake.__cause__
     key = getattr(cause, "full_key", None)
-    reason = printable(str(cause).splitlines()[0], _LONGEST_REASON)
+    reason = str(cause).splitlines()[0]
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
         return _explain_unknown_key(key)
     if isinstance(cause, MissingMandatoryValue):
@@ -436,11 +442,15 @@ def _plain_reason(key: str, reason: str) -> str:
     if "ListConfig" in reason and key != _OPEN:
         return f"{key} must be a list, such as [30,60,80]"
     if "is not a subclass of" in reason or "Dict[" in reason or key == _OPEN:
-        sign = "+" if key == _OPEN else ""
-        return f"{key} holds keys of its own: give them as {sign}{key}.KEY=VALUE"
+        return _holds_keys(key)
     if "DictConfig" in reason:
         return f"{key} refers to a group of keys, not to a value"
     return reason
+
+
+def _holds_keys(key: str) -> str:
+    sign = "+" if key == _OPEN else ""
+    return f"{key} holds keys of its own: give them as {sign}{key}.KEY=VALUE"
 
 
 def _explain_unknown_key(key: str) -> str:
@@ -581,7 +591,11 @@ def _unknown_keys(composed: DictConfig, schema: DictConfig, prefix: str = "") ->
     for key in map(str, composed):
         if key not in known:
             yield f"unknown key {prefix}{key}: {_hint(prefix + key)}"
-        elif prefix + key != _OPEN and OmegaConf.is_dict(schema._get_node(key)):
+        elif prefix + key == _OPEN or not OmegaConf.is_dict(schema._get_node(key)):
+            continue
+        elif not OmegaConf.is_dict(composed[key]):  # a reference to something else
+            yield _holds_keys(prefix + key)
+        else:
             yield from _unknown_keys(composed[key], schema[key], f"{prefix}{key}.")
 
 

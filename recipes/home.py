@@ -51,7 +51,8 @@ def expand_user(path: str) -> Path:
     own = os.environ.get(OWN_HOME_VARIABLE)
     if own and (path == "~" or path.startswith("~/")):
         return Path(own) / path[2:]
-    return Path(path).expanduser()
+    # Where ~NAME is nobody's home, and where there is none at all, it stays as it is.
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (the other raises there)
 
 
 def _has_home() -> bool:

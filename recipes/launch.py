@@ -31,12 +31,14 @@ from recipes import (
     launcher_environment,
     models,
     mounts,
+    named_paths,
     network,
     preflight,
     processes,
     pulse,
     scheduler,
     telemetry,
+    thread_variables,
     worker,
 )
 from recipes.config import Config, UserError, dump
@@ -82,6 +84,8 @@ def run(config: Config, folder: Path, watch: Watch, settings: Sequence[str]) -> 
         UserError: the run cannot start.
     """
     scheduler.refuse_several_processes(config, os.environ)
+    thread_variables.check(config, os.environ)
+    named_paths.check(config)
     foresight.check(config)
     identity = identify(config)
     telemetry.setup_logging(f"[node{identity.node}]")

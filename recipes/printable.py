@@ -24,6 +24,8 @@ def listed(lines: Sequence[str]) -> str:
     return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])
 
 
-def printable_lines(text: str) -> str:
-    """The text with its lines kept, and without what a terminal would obey."""
-    return "\n".join(printable(line, len(line)) for line in text.expandtabs(8).split("\n"))
+def printable_lines(text: str, most: int | None = None) -> str:
+    """The text with its lines kept, each cut to `most` characters, and without what a terminal
+    would obey."""
+    lines = text.expandtabs(8).split("\n")
+    return "\n".join(printable(line, most or len(line)) for line in lines)

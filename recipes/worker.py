@@ -27,6 +27,7 @@ from recipes import (
     processes,
     rank_signals,
     telemetry,
+    thread_variables,
 )
 from recipes.command_line import settings_only
 from recipes.config import Config, UserError, compose_unchecked, dump, from_hydra, load
@@ -258,8 +259,8 @@ def import_paddle() -> None:
 def set_threads(config: Config, environment: MutableMapping[str, str]) -> None:
     """Share the node's cores out to its ranks, before Paddle and OpenMP read these variables."""
     threads = config.threads or threads_per_rank(usable_cores(), config.topology.devices)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        if config.threads or name not in environment:
+    for name in thread_variables.NAMES:
+        if config.threads or not environment.get(name):
             environment[name] = str(threads)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -92,3 +93,14 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def that_ended(handles: Iterable[int], seconds: float) -> list[int]:
+    """Of some processes those that have ended, by their pidfds; waits until one has, or for a time.
+
+    Not by select(2), which takes no descriptor above 1023: node 0 has one for each other node.
+    """
+    ends = select.poll()
+    for handle in handles:
+        ends.register(handle, select.POLLIN)
+    return [handle for handle, _ in ends.poll(seconds * 1000)]

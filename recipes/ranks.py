@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -367,8 +366,7 @@ class Ranks:
                     self._deaths[rank] = time.time()
         alive = {h: rank for rank, h in self._handles.items() if rank not in self._deaths}
         # Wakes at once when a rank ends: those that fail because of it take longer to do so.
-        ended, _, _ = select.select(list(alive), [], [], _POLL_SECONDS)
-        for handle in ended:
+        for handle in processes.that_ended(alive, _POLL_SECONDS):
             rank = alive[handle]
             self._deaths[rank] = time.time()
             status = pulse.exit_status(self._pids[rank])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -87,3 +89,19 @@ def test_a_process_that_is_gone_is_nobody() -> None:
     began = time.monotonic()
     processes.kill_all(lambda: [child.pid])
     assert time.monotonic() - began < 3
+
+
+def test_the_end_of_a_process_is_seen_by_one_who_has_many_files_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    try:
+        with subprocess.Popen(["sleep", "60"]) as long, subprocess.Popen(["true"]) as short:
+            low = [os.pidfd_open(long.pid), os.pidfd_open(short.pid)]
+            high = [fcntl.fcntl(each, fcntl.F_DUPFD, 2000) for each in low]
+            assert processes.that_ended(high, 20) == high[1:]
+            assert processes.that_ended(high[:1], 0.01) == []
+            long.kill()
+            for each in (*low, *high):
+                os.close(each)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

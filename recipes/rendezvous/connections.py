@@ -8,7 +8,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipes.rendezvous.authentication import LINE_BYTES, Challenge, Channel, OtherSecret, Unproven
+from recipes.rendezvous.authentication import (
+    LINE_BYTES,
+    REFUSED,
+    Challenge,
+    Channel,
+    OtherSecret,
+    Unproven,
+)
 from recipes.rendezvous.lines import Lines, TooLong
 from recipes.rendezvous.messages import MESSAGE_BYTES, TO_COORDINATOR, decode, encode
 from recipes.rendezvous.secret import Secret
@@ -120,7 +127,7 @@ class Connection:
         try:
             self._channel, welcome = self._challenge.judge(answer)
         except OtherSecret:
-            self._outgoing += b"refused\n"
+            self._outgoing += REFUSED + b"\n"
             self.send()
             raise
         self._lines.most = MESSAGE_BYTES

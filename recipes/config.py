@@ -537,13 +537,16 @@ def with_batch_sizes(config: Config) -> Config:
     shares = config.shape.world_size * config.accumulate
     factors = f"{config.shape} x accumulate={config.accumulate}"
     per_device, whole = config.batch_size, config.global_batch_size
+    both = per_device is not None and whole is not None
     if per_device is None and whole is None:
         raise ConfigError("batch_size and global_batch_size are both null", "set one of them")
     if per_device is None:
         assert whole is not None
         per_device = math.ceil(whole / shares)
+        least = f"global_batch_size={2 * shares}"
     elif whole is None:
         whole = per_device * shares
+        least = "batch_size=2"
     elif math.ceil(whole / shares) != per_device:
         raise ConfigError(
             f"batch_size={per_device} on {factors} makes {per_device * shares} images a step, "
@@ -552,9 +555,11 @@ def with_batch_sizes(config: Config) -> Config:
             f"(which makes it {math.ceil(whole / shares)})",
         )
     if whole < 2 * shares:
+        if both:
+            least = f"batch_size=null global_batch_size={2 * shares}"
         raise ConfigError(
             f"global_batch_size={whole} leaves {whole / shares:.2g} images for each of {factors}",
-            f"use at least 2 images a device: global_batch_size={2 * shares} or more",
+            f"use at least 2 images a device: {least} or more",
         )
     config.batch_size, config.global_batch_size = per_device, whole
     return config
@@ -647,7 +652,8 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
     if config.task.name != "evaluate" and config.checkpoint:
         yield (
             f"checkpoint={config.checkpoint} is read by task=evaluate only\n"
-            "  remedy: resume=PATH continues a training, model.pretrained=PATH starts from weights"
+            "  remedy: task=evaluate scores it; checkpoint=null resume=PATH goes on with it; "
+            "checkpoint=null model.pretrained=PATH starts another from its weights"
         )
     if config.task.name == "evaluate" and config.resume:
         yield (
@@ -663,9 +669,16 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
             "with 'bench-'"
         )
     if config.schedule.name == "step" and not config.schedule.milestones:
-        yield "schedule=step needs schedule.milestones, such as [30,60,80]"
-    if config.schedule.milestones != sorted(config.schedule.milestones):
-        yield f"schedule.milestones={config.schedule.milestones} must ascend"
+        yield (
+            "schedule=step needs schedule.milestones, the epochs after which the rate falls\n"
+            "  remedy: schedule.milestones=[30,60,80], or what suits the run's epochs"
+        )
+    ascending = sorted(config.schedule.milestones)
+    if config.schedule.milestones != ascending:
+        yield (
+            f"schedule.milestones={config.schedule.milestones} must ascend\n"
+            f"  remedy: schedule.milestones={ascending}".replace(", ", ",")
+        )
     if config.dataset.name == "imagenet" and not config.dataset.path:
         yield (
             "dataset=imagenet needs dataset.path: a folder with train/ and val/ class folders, "
@@ -674,7 +687,10 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
     if config.dataset.name == "synthetic" and not (
         config.dataset.train_size and config.dataset.eval_size and config.dataset.num_classes
     ):
-        yield "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes"
+        yield (
+            "dataset=synthetic needs dataset.train_size, dataset.eval_size, dataset.num_classes\n"
+            "  remedy: dataset.train_size=12800 dataset.eval_size=1000 dataset.num_classes=1000"
+        )
     if config.task.name == "prepare":
         yield from _preparation(config)
     yield from _loading(config, machine)
@@ -685,7 +701,7 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
             f"{config.topology.nodes - 1}"
         )
     visible = machine.visible
-    if gpu and visible is not None and config.topology.devices > len(visible):
+    if gpu and visible and config.topology.devices > len(visible):
         yield (
             f"topology {config.shape} needs {config.topology.devices} devices on each node, but "
             f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows {len(visible)}\n"
@@ -731,10 +747,14 @@ def _preparation(config: Config) -> Iterator[str]:
             f"{config.topology.nodes}\n  remedy: topology=1x1, and copy the result to the others"
         )
     if config.prepare.verify == (config.prepare.output is not None):
+        both = config.prepare.verify
+        make, check = "prepare.output=FOLDER", "prepare.verify=true"
+        if both:
+            make, check = "prepare.verify=false", "prepare.output=null"
         yield (
             "task=prepare needs prepare.output, or prepare.verify=true, and not both\n"
-            "  remedy: prepare.output=FOLDER makes a prepared dataset of the images in "
-            "dataset.path; prepare.verify=true checks the prepared dataset in dataset.path"
+            f"  remedy: {make} makes a prepared dataset of the images in dataset.path; "
+            f"{check} checks the prepared dataset in dataset.path"
         )
 
 

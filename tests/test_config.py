@@ -449,7 +449,12 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ("benchmark.name=a/b", CPU, "benchmark.name=a/b must be of letters", ""),
         ("benchmark.name=.a", CPU, "benchmark.name=.a must be of letters", ""),
         ("schedule=step schedule.milestones=[]", CPU, "schedule=step needs", "[30,60,80]"),
-        ("schedule.milestones=[3,1]", CPU, "schedule.milestones=[3.0, 1.0] must ascend", ""),
+        (
+            "schedule.milestones=[3,1]",
+            CPU,
+            "schedule.milestones=[3.0,1.0] must ascend",
+            "=[1.0,3.0]",
+        ),
         ("dataset=imagenet", CPU, "dataset=imagenet needs dataset.path", "train_list.txt"),
         ("task=prepare prepare.output=x", CPU, "which dataset=digits is not", "dataset=imagenet"),
         (PREPARE, CPU, "task=prepare needs prepare.output, or prepare.verify=true", "FOLDER"),
@@ -472,7 +477,7 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
             "batch_size=32 global_batch_size=100 topology=1x4",
             *(CPU, "makes 128 images a step, but global_batch_size=100", "makes it 25"),
         ),
-        ("batch_size=1", CPU, "leaves 1 images for each", "global_batch_size=2 or more"),
+        ("batch_size=1", CPU, "leaves 1 images for each", ": batch_size=2 or more"),
         (
             "batch_size=null global_batch_size=15 accumulate=2 topology=1x4",
             *(CPU, "1x4 x accumulate=2", "global_batch_size=16 or more"),

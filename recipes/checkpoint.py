@@ -606,8 +606,8 @@ def _write_error(error: OSError, folder: Path, name: str, needed: int) -> UserEr
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"checkpoint {name} cannot be written to {folder}: {error.strerror or error}",
-            "make the folder writable, or choose another with hydra.run.dir=FOLDER; the older "
-            "checkpoints are intact",
+            f"make the folder writable, or go on in another one: resume={folder.parent} "
+            "hydra.run.dir=FOLDER; the older checkpoints are intact",
         )
     what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

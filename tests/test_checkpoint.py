@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -530,6 +531,27 @@ def test_a_read_only_folder_is_named(small_disk: Callable[[str], Path]) -> None:
         checkpoint.save(folder, snapshot(1), best=True, keep=1)
     with pytest.raises(UserError, match=r"Read-only.*\n.*hydra.run.dir"):
         checkpoint.save(folder / "checkpoints", snapshot(1), best=True, keep=1)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.EIO])
+def test_folders_need_no_fsync_where_there_is_none(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        whole(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if number == errno.EIO:  # a disk that fails is another matter
+        with pytest.raises(UserError, match=r"cannot be written.*Input/output error"):
+            checkpoint.save(tmp_path, snapshot(1), best=True, keep=1)
+        assert names(tmp_path) == []
+    else:
+        checkpoint.save(tmp_path, snapshot(1), best=True, keep=1)
+        assert checkpoint.load(tmp_path / "best").state["step"] == 1
 
 
 def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:

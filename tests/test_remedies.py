@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import test_config
@@ -81,13 +82,18 @@ def check_remedies(words: Sequence[str], machine: Machine, depth: int = 4) -> No
             check_remedies(after, machine, depth - 1)
 
 
+def cases_of(test: Any) -> Any:
+    """What a test is parametrized with."""
+    return test.pytestmark[0].args[1]
+
+
 def rows() -> Iterator[tuple[str, Machine]]:
     """The faulty command lines of other tests."""
-    for case in test_config.test_impossible_combinations.pytestmark[0].args[1]:
+    for case in cases_of(test_config.test_impossible_combinations):
         yield case[0], case[1]
-    for case in test_foresight.test_what_the_ranks_would_find_is_found_before.pytestmark[0].args[1]:
+    for case in cases_of(test_foresight.test_what_the_ranks_would_find_is_found_before):
         yield case[0], CPU
-    for case in test_config.test_a_mistake_is_explained_in_a_line_or_two.pytestmark[0].args[1]:
+    for case in cases_of(test_config.test_a_mistake_is_explained_in_a_line_or_two):
         if "optimizer=" in case[0] or "recipe=" in case[0] or "model=res" in case[0]:
             yield case[0], CPU
     yield from (("topology=4", CPU), ("global_batch_size=3 topology=1x4", CPU))

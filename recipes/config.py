@@ -267,10 +267,8 @@ class BenchmarkConfig:
     steps: int = 20  # optimizer steps of a repetition, which gives one sample of the speed
     repeats: int = 5
     split_steps: int = 10  # steps whose parts are measured one by one; 0: none
-    name: str | None = None  # of the record; null: from model, dataset, topology and time
-    # Folder of the record; null: benchmarks/results beside the code where that can be written,
-    # and the run folder alone elsewhere.
-    output: str | None = None
+    name: str | None = None  # of that copy; null: from model, dataset, topology and time
+    output: str | None = None  # folder of a copy of the record; null: the run folder alone has it
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes import distributed, earlier_run, telemetry
+from recipes import distributed, earlier_run, log_lines, telemetry
 from recipes.config import Config, dump
 from recipes.data import Plan
 from recipes.data.loader import Batch
@@ -171,7 +171,7 @@ class Recorder:
         improved = is_better(metrics, best)
         self.position = replace(self.position, final=metrics, best=metrics if improved else best)
         self._write(event)
-        _log.info(telemetry.eval_line(event, epochs=self._config.epochs, steps=self._total))
+        _log.info(log_lines.eval_line(event, epochs=self._config.epochs))
         return improved
 
     def pause(self) -> None:
@@ -225,9 +225,9 @@ class Recorder:
         self._write(event)
         left = (self._total - self.position.step) * self._trained * self._plan.global_batch
         _log.info(
-            telemetry.train_line(
+            log_lines.train_line(
                 event,
-                epochs=self._config.epochs,
+                epochs=None if self._benchmark else self._config.epochs,
                 steps=self._total,
                 seconds_left=left / self._trained_samples,
             )

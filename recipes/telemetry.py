@@ -31,6 +31,7 @@ from recipes import events, reading
 from recipes.config import UserError
 from recipes.cores import usable_cores
 from recipes.in_place import check_in_place
+from recipes.log_lines import duration
 from recipes.mounts import IMAGE_FILE, on_the_host
 from recipes.printable import printable, printable_lines
 from recipes.ranking import is_better
@@ -655,56 +656,6 @@ def setup_logging(tag: str, *, file: Path | None = None, level: int = logging.IN
     logger.propagate = False
 
 
-def train_line(
-    event: Mapping[str, Any],
-    *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    seconds_left: float | None = None,
-) -> str:
-    """The console line of a train event.
-
-    Args:
-        event: as in ``metrics.jsonl``: `epoch` counts from 0 there, and from 1 on the console.
-        epochs, steps: how many the run has, where known.
-        seconds_left: until the end of the run, where known.
-    """
-    parts = [
-        _position(event, epochs, steps),
-        f"loss {event['loss']:<7.4f}",
-        f"top1 {event['top1']:>6.1%}" if event.get("top1") is not None else "",
-        f"lr {event['lr']:<9.3g}",
-        f"{event['images_per_second']:>7,.0f} img/s",
-        f"wait {event['data_wait']:>4.0%}",
-        f"left {duration(seconds_left)}" if seconds_left is not None else "",
-    ]
-    return "  ".join(part for part in parts if part)
-
-
-def eval_line(
-    event: Mapping[str, Any], *, epochs: int | None = None, steps: int | None = None
-) -> str:
-    """The console line of an eval event; arguments as for `train_line`."""
-    return "  ".join(
-        [
-            _position(event, epochs, steps),
-            f"eval loss {event['loss']:<7.4f}",
-            f"top1 {event['top1']:.2%}",
-            *([f"top5 {event['top5']:.2%}"] if "top5" in event else []),
-            f"of {event['samples']:,} images",
-        ]
-    )
-
-
-def duration(seconds: float) -> str:
-    """``m:ss``, or ``h:mm:ss`` from an hour on; ``?`` for a number that is not finite."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def summary_table(result: Result, folder: RunFolder) -> str:
     """The lines printed at the end of a training, in ASCII: its evaluations as a table, its speed,
     its topology, and where the results are."""
@@ -754,15 +705,6 @@ def _evaluations(result: Result) -> list[str]:
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip("\n").split("\n")
-
-
-def _position(event: Mapping[str, Any], epochs: int | None, steps: int | None) -> str:
-    epoch = _of(event["epoch"] + 1, epochs)
-    return f"epoch {epoch}  step {_of(event['step'], steps)}"
-
-
-def _of(number: int, total: int | None) -> str:
-    return str(number) if total is None else f"{number:>{len(str(total))}}/{total}"
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from recipes import (
     earlier_run,
     home,
     limits,
+    log_lines,
     processes,
     rank_signals,
     telemetry,
@@ -235,7 +236,7 @@ def evaluate_task(
     if place.rank == 0:
         with telemetry.MetricsLog(run.metrics) as log:
             log.append({"event": "eval", **metrics})
-        _log.info(telemetry.eval_line(metrics))
+        _log.info(log_lines.eval_line(metrics))
     seconds = time.monotonic() - started
     return telemetry.Result.untrained(config.shape, seconds, final=metrics, best=metrics)
 

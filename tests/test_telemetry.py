@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import dumped, mutated, mutated_json
 
-from recipes import telemetry
+from recipes import log_lines, telemetry
 from recipes.config import UserError
 from recipes.telemetry import Board, MetricsLog, Result, RunFolder, read_metrics
 
@@ -657,54 +657,10 @@ def number(pattern: str, line: str) -> float:
     return float(match[1].replace(",", ""))
 
 
-@given(
-    st.integers(1, 1000),
-    st.floats(0, 99),
-    st.floats(0, 1),
-    st.floats(1e-7, 10),
-    st.floats(0, 99_999),
-    st.floats(0, 1),
-)
-def test_the_train_line_tells_the_event(
-    step: int, loss: float, top1: float, lr: float, speed: float, wait: float
-) -> None:
-    event = train_event(
-        step, epoch=1, loss=loss, top1=top1, lr=lr, images_per_second=speed, data_wait=wait
-    )
-    line = telemetry.train_line(event, epochs=5, steps=1000, seconds_left=41.2)
-    assert "\n" not in line
-    assert line.startswith("epoch 2/5  step ")
-    assert number(r"step +(\d+)/1000 ", line) == step
-    assert number(r"loss (\S+)", line) == pytest.approx(loss, abs=5.1e-5)
-    assert number(r"top1 +(\S+)%", line) == pytest.approx(100 * top1, abs=0.051)
-    assert number(r"lr (\S+)", line) == pytest.approx(lr, rel=5.1e-3)
-    assert number(r"(\S+) img/s", line) == pytest.approx(speed, abs=0.51)
-    assert number(r"wait +(\d+)%", line) == pytest.approx(100 * wait, abs=0.51)
-    assert line.endswith("left 0:41")
-    ordinary = telemetry.train_line(train_event(7), epochs=5, steps=1000, seconds_left=41)
-    assert len(line) == len(ordinary)  # columns stay in place
-
-
-def test_the_train_line_does_without_what_is_not_known() -> None:
-    event = train_event(3, loss=math.nan, top1=None)
-    line = telemetry.train_line(event)
-    assert line.startswith("epoch 1  step 3  loss nan")
-    assert "top1" not in line
-    assert "left" not in line
-
-
-def test_the_eval_line_tells_the_event() -> None:
-    line = telemetry.eval_line(eval_event(115, epoch=4, samples=10_000), epochs=5, steps=115)
-    assert line.startswith("epoch 5/5  step 115/115  eval loss 0.2500")
-    assert number(r"top1 (\S+)%", line) == 90
-    assert number(r"top5 (\S+)%", line) == 99
-    assert number(r"of (\S+) images", line) == 10_000
-
-
 def test_what_is_not_scored_is_not_shown(tmp_path: Path) -> None:
     event = eval_event(115)
     del event["top5"]
-    assert "top5" not in telemetry.eval_line(event)
+    assert "top5" not in log_lines.eval_line(event)
     scores = {"top1": 0.5, "loss": 0.25, "epoch": 4, "step": 115}
     text = telemetry.summary_table(a_result(final=scores, best=scores), RunFolder(tmp_path))
     assert "top-1" in text
@@ -748,14 +704,14 @@ def test_of_equal_top1_the_lower_loss_is_the_best(
 
 @given(st.integers(0, 10**6))
 def test_a_duration_reads_back(seconds: int) -> None:
-    parts = [int(part) for part in telemetry.duration(seconds).split(":")]
+    parts = [int(part) for part in log_lines.duration(seconds).split(":")]
     assert sum(part * 60**power for power, part in enumerate(reversed(parts))) == seconds
     assert all(part < 60 for part in parts[1:])
 
 
 def test_a_duration_that_is_not_known() -> None:
-    assert telemetry.duration(math.inf) == "?"
-    assert telemetry.duration(-3) == "0:00"
+    assert log_lines.duration(math.inf) == "?"
+    assert log_lines.duration(-3) == "0:00"
 
 
 def test_the_summary_shows_the_results_and_where_they_are() -> None:

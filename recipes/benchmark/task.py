@@ -24,9 +24,6 @@ from recipes.progress import StepDisplay
 from recipes.pulse import Phase, Pulse
 from recipes.topology import Place
 
-# Where records are kept in a checkout and in the image.
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-
 _log = logging.getLogger(__name__)
 
 
@@ -93,10 +90,9 @@ def benchmark(
         usage=watch.usage(figures),
         split=parts,
     )
-    record.write(run.benchmark, made)
-    if target is not None:
-        record.write(target, made)
-        _log.info("record: %s", target)
+    for path in (run.benchmark, *([target] if target is not None else [])):
+        record.write(path, made)
+        _log.info("record: %s", path)
     return replace(result, images_per_second=made.throughput.median)
 
 
@@ -113,30 +109,26 @@ def throughput_of(events: list[dict[str, Any]], config: Config) -> record.Throug
     )
 
 
-def target_of(config: Config, results: Path = RESULTS) -> Path | None:
-    """The file of the record besides the run folder's; None where there is no place for one.
+def target_of(config: Config) -> Path | None:
+    """The file of the record besides the run folder's; None where none is asked for.
 
     Raises:
         UserError: there is a record of that name, or the folder that ``benchmark.output`` names
             cannot be written.
     """
-    asked = config.benchmark.output
-    folder = Path(asked) if asked is not None else results
+    if config.benchmark.output is None:
+        return None
+    folder = Path(config.benchmark.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         problem = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
         problem = str(error.strerror)
-    if problem and asked is not None:
+    if problem:
         raise UserError(
-            f"benchmark.output={asked} cannot hold the record: {problem}",
+            f"benchmark.output={folder} cannot hold the record: {problem}",
             "name a folder that can be written; in a container, one that is mounted",
         )
-    if problem:
-        _log.warning(
-            "the record stays in the run folder: %s cannot be written (%s)", folder, problem
-        )
-        return None
     path = folder / f"{config.benchmark.name or default_name(config)}.json"
     if path.exists():
         raise UserError(f"{path} exists", "choose another benchmark.name, or remove the file")

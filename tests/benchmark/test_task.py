@@ -105,15 +105,15 @@ def test_the_name_says_what_it_is_of(tmp_path: Path) -> None:
     assert found.suffix == ".json"
 
 
-def test_records_go_beside_the_code_where_that_can_be_written(
+def test_the_checkout_is_left_alone_unless_a_folder_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert task.RESULTS == ROOT / "benchmarks" / "results"
-    assert task.target_of(named(name="a"), tmp_path) == tmp_path / "a.json"
+    assert task.target_of(named()) is None
+    assert task.target_of(named(name="a")) is None
+    assert task.target_of(named(name="a", output=str(tmp_path))) == tmp_path / "a.json"
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert task.target_of(named(name="a"), tmp_path) is None
     with pytest.raises(UserError, match=r"benchmark\.output=\S+ cannot hold .* not writable"):
-        task.target_of(named(name="a", output=str(tmp_path)), tmp_path)
+        task.target_of(named(name="a", output=str(tmp_path)))
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

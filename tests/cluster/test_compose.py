@@ -73,6 +73,9 @@ class TestTheFile:
             assert (config.max_steps, config.threads, config.device) == (20, 1, "cpu")
             assert service["image"] == "fleet-recipes:cpu"
             assert service["user"] == "1000:1000"
+            # One file for both, in the folder that both see.
+            secret = service["environment"]["FLEET_RECIPES_SECRET_FILE"]
+            assert secret == "/checkout/outputs/.compose-secret"
 
     def test_settings_come_from_the_environment(self) -> None:
         found = services(ARGS="epochs=3 sync_bn=true", IMAGE="other:tag", RUN_AS="7:8")

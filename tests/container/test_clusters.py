@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 import uuid
@@ -72,7 +73,10 @@ def test_compose_trains_on_two_containers_of_four_processes(image: str, checkout
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Training completed" in done.stdout
-    (run,) = (checkout / "outputs").iterdir()
+    (run,) = (each for each in (checkout / "outputs").iterdir() if each.is_dir())
+    secret = checkout / "outputs" / ".compose-secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert secret.read_text().strip() not in done.stdout + done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["status"], result["world_size"], result["topology"]) == ("completed", 8, "2x4")
     assert run.stat().st_uid == os.getuid()

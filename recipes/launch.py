@@ -271,7 +271,10 @@ class Job:
         failure = self._leave_last_result("interrupted", self._loss())
         if failure is not None:
             report_failure(failure, self.identity.node)
-        if self.config.task.name == "train" and interruption.last_saved(self.run_folder):
+        begun = interruption.last_saved(self.run_folder) is not None
+        # Without a checkpoint of its own it goes on from the other run's, which its folder names.
+        begun |= self.config.resume not in (None, "auto") and self.run_folder.config.exists()
+        if self.config.task.name == "train" and begun:
             command = interruption.command_to_go_on(self.settings, self.run_folder.path)
             print(f"to go on: {command}", flush=True)
         return ending.status_of(number)

@@ -189,6 +189,18 @@ def test_a_training_that_could_not_save_is_not_silently_interrupted(
     assert "to go on" not in said.out
 
 
+def test_an_interrupted_run_that_continues_another_one_goes_on_from_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(Config(task=TaskConfig("train"), resume="outputs/other"), tmp_path)
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 143
+    assert "to go on" not in capsys.readouterr().out  # nothing is noted there yet
+    job.run_folder.config.write_text(config.dump(job.config))
+    assert job.interrupted(Interrupted(signal.SIGTERM)) == 143
+    said = capsys.readouterr().out
+    assert f"to go on: python train.py resume=auto hydra.run.dir={tmp_path}" in said
+
+
 def test_what_kept_the_checkpoint_from_the_disk_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,9 +25,10 @@ if __name__ == "__main__":
 try:
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from recipes import bounds, command_line, config, earlier_run, launch, runs
+    from recipes import bounds, command_line, config, earlier_run, launch, runs, trials
     from recipes.printable import printable_lines
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
@@ -68,6 +69,7 @@ def run_as_rank() -> int | None:
 def run_as_parent() -> int:
     """Compose the configuration, or several with `--multirun`, and run each."""
     statuses: list[int] = []
+    sweep = trials.Sweep()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
@@ -83,6 +85,8 @@ def run_as_parent() -> int:
         settings = HydraConfig.get().overrides.task
 
         def run_task() -> int:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                print(sweep.title(HydraConfig.get().job.num, settings), flush=True)
             whole = earlier_run.with_its_settings(composed, settings, folder, CONF)
             checked = config.from_hydra(whole)
             if checked.task.name == "runs":
@@ -95,7 +99,11 @@ def run_as_parent() -> int:
             sys.exit(statuses[-1])  # no further run of a --multirun
 
     def compose_and_run() -> None:
-        sys.argv[1:] = command_line.read(sys.argv[1:]).arguments
+        nonlocal sweep
+        line = command_line.read(sys.argv[1:])
+        sys.argv[1:] = line.arguments
+        sweep = trials.Sweep.of(line.settings)
+        trials.name_folders(sweep)
         try:
             run()
         except config.MISTAKES:

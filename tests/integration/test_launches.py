@@ -358,10 +358,12 @@ def test_multirun_runs_one_after_the_other(launched: Launches, tmp_path: Path) -
         tmp_path / "unused", "--multirun", *DROPOUT, "seed=0,1", f"hydra.sweep.dir={sweep}"
     )
     assert done.status == 0, done.said
-    assert {path.name for path in sweep.iterdir()} <= {"0", "1", "multirun.yaml"}
+    assert {path.name for path in sweep.iterdir()} <= {"0-seed_0", "1-seed_1", "multirun.yaml"}
+    titles = [line for line in done.output.splitlines() if line.startswith("trial ")]
+    assert titles == ["trial 1 of 2: seed=0", "trial 2 of 2: seed=1"]
     assert not (tmp_path / "unused").exists()
     row = ROWS["dropout"]
-    first, second = (Finished(sweep / str(n), 0, "", "", math.inf) for n in (0, 1))
+    first, second = (Finished(sweep / f"{n}-seed_{n}", 0, "", "", math.inf) for n in (0, 1))
     for run in (first, second):
         check_files(run, row)
         check_logs(run, row)

@@ -69,8 +69,8 @@ def told_by(output: str) -> bool:
 
 def _is_of_a_start(error: BaseException) -> bool:
     """Whether the system has refused a process or a thread."""
-    if isinstance(error, RuntimeError):
-        return str(error) == NO_THREAD
+    if isinstance(error, RuntimeError):  # of Python's threads, or of those that C++ starts (gloo)
+        return str(error) in (NO_THREAD, os.strerror(errno.EAGAIN))
     frames = traceback.extract_tb(error.__traceback__)
     where = Path(frames[-1].filename).name if frames else ""
     return isinstance(error, BlockingIOError) and where in ("subprocess.py", "popen_fork.py")

@@ -99,7 +99,11 @@ def test_too_many_open_files_are_no_fault_of_the_image(monkeypatch: pytest.Monke
 
 def test_a_rank_that_meets_a_limit_says_so() -> None:
     place = Place(0, 1, 0, 0)
-    for error in (OSError(errno.EMFILE, "Too many open files"), RuntimeError(limits.NO_THREAD)):
+    for error in (
+        OSError(errno.EMFILE, "Too many open files"),
+        RuntimeError(limits.NO_THREAD),
+        RuntimeError("Resource temporarily unavailable"),  # as gloo says it
+    ):
         told = describe(error, place)
         assert told["message"].startswith("a limit of the system is reached: ")
         assert told["traceback"] is None

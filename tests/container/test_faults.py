@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from containers import docker
 from nodes import Cluster, Ended
+from photographs import claiming, encoded, photo_folder, picture
 from PIL import Image
 
 pytest_plugins = ["container_fixtures", "fault_table"]
@@ -180,6 +181,11 @@ def image_folders(folder: Path, *, train: int = 4) -> Path:
             for number in range(count):
                 pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return readable(folder)
+
+
+def readable(folder: Path) -> Path:
+    """The same folder, which the image's user can read whatever the umask is here."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
@@ -233,6 +239,45 @@ def test_a_rank_runs_out_of_memory(cluster: Cluster, note: dict[str, Ended]) -> 
     cluster.node(1, *more, options=("--memory", "1200m", "--memory-swap", "1200m"))
     note |= cluster.ends("node0", "node1", seconds=200)
     check(note, 150, "rank 1 was ended by SIGKILL", "lack of memory", node="node1 rank1")
+
+
+PATIENT = ("deadlines.start=120",)  # where how a machine starts is not what is tried
+
+
+@pytest.mark.parametrize(("topology", "processes"), [("1x1", 16), ("1x2", 40)])
+def test_too_few_processes_for_the_decoders(
+    cluster: Cluster, note: dict[str, Ended], tmp_path: Path, topology: str, processes: int
+) -> None:
+    """Enough for the ranks, not for as many decoders as each was told to start."""
+    few = ("--pids-limit", str(processes))
+    more = (*IMAGES, *PATIENT, f"topology={topology}", "dataset.workers=32")
+    cluster.start("node0", *more, options=(*mount(image_folders(tmp_path)), *few))
+    note |= cluster.ends("node0", seconds=240)
+    words = (r"decoding process \d+ of 32 cannot be started", f"{processes} processes and threads")
+    check(note, 120 + SLACK, *words)
+    assert "a smaller dataset.workers" in note["node0"].output
+    assert note["node0"].status == 1
+
+
+@pytest.mark.parametrize(("topology", "loader"), [("1x1", "paddle"), ("1x2", "turbojpeg")])
+def test_an_image_that_claims_more_pixels_than_there_is_memory(
+    cluster: Cluster, note: dict[str, Ended], tmp_path: Path, topology: str, loader: str
+) -> None:
+    """In three gigabytes, where 60,000 x 60,000 pixels would take eleven: nothing is killed."""
+    bomb = claiming(60_000, 60_000)["progressive"]
+    whole = [encoded(picture(40, 40, seed)) for seed in range(4)]
+    folder = readable(photo_folder(tmp_path, [*whole[:3], bomb], whole))
+    options = (*mount(folder), "--memory", "3g", "--memory-swap", "3g")
+    more = (*IMAGES, *PATIENT, f"topology={topology}", f"loader={loader}", "dataset.workers=1")
+    cluster.start("node0", *more, options=options)
+    note |= cluster.ends("node0", seconds=240)
+    words = (r"/workspace/data/train/class1/003\.jpg", "60000 x 60000 pixels", "max_pixels")
+    check(note, 120 + SLACK, *words)
+    assert note["node0"].status == 1
+
+    cluster.start("skip", *more, "dataset.on_corrupt=skip", "epochs=1", options=options)
+    skipped = cluster.ends("skip", seconds=240)["skip"]
+    assert skipped.status == 0, skipped.output
 
 
 def test_a_restart_continues_from_the_checkpoint(cluster: Cluster) -> None:

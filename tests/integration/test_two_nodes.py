@@ -28,7 +28,7 @@ def free_port() -> int:
 def two_nodes(folder: Path, *more: str) -> Iterator[tuple[Running, Running]]:
     settings = (
         *(*ENDLESS, "topology=2x1", f"topology.master=127.0.0.1:{free_port()}", "threads=1"),
-        *(f"deadlines.silence={SILENCE}", *more),
+        *(f"deadlines.silence={SILENCE}", "preflight=false", *more),
     )
     with (
         started(folder / "0" / "run", *settings, "topology.node_rank=0") as first,

@@ -598,8 +598,17 @@ def _nearby(path: Path) -> str:
     if not names:
         return f"{folder} is empty; name a checkpoint, or a run folder that holds some"
     missing = path.relative_to(folder).parts[0]
+    names = [name for name in names if _leads_to_some(folder / name)] or names
     close = difflib.get_close_matches(missing, [name for name in names if name != missing], SHOWN)
     return f"{folder} has {', '.join(close or names[:SHOWN])}"
+
+
+def _leads_to_some(path: Path) -> bool:
+    """Whether a path is a checkpoint, or holds some, or is a folder of runs that do."""
+    try:
+        return may_hold_some(path) or (path.is_dir() and any(map(may_hold_some, path.iterdir())))
+    except OSError:
+        return False
 
 
 def _write_error(error: OSError, folder: Path, name: str, needed: int) -> UserError:

@@ -182,6 +182,7 @@ class Job:
     # Optimizer steps: before the first that was seen, and the most that were seen.
     _steps: Callable[[], tuple[int, int] | None] = lambda: None
     _coordinator: Coordinator | None = None
+    _new: bool = False  # the run folder has its configuration from this run alone
     _begun: bool = False  # ranks have been started
     _earlier: int | None = None  # when the result was written that was there before
 
@@ -203,6 +204,7 @@ class Job:
             if mistake is None:
                 raise
             if not self._begun:
+                self._leave_nothing()
                 raise mistake from error  # refused
             return self.failed(self._own_failure(mistake))
         return self._completed()
@@ -430,6 +432,7 @@ class Job:
             check_checkpoint(self.config)
             worker.refuse_used(self.config, self.run_folder)
             self._claim()
+            self._new = not self.run_folder.config.exists()
             begin(self.config, self.run_folder)
         self.run_folder.logs.mkdir(parents=True, exist_ok=True)
 
@@ -565,6 +568,13 @@ class Job:
             if failure is not None:
                 failure = halted.blame(failure, self.identity.node, ranks.halted, silence)
                 raise self._line.report(failure)
+
+    def _leave_nothing(self) -> None:
+        """Take back what a run that was refused before it began has written into a new folder."""
+        if self._new:
+            with contextlib.suppress(OSError):  # logs of nodes that share the folder stay
+                self.run_folder.config.unlink()
+                self.run_folder.logs.rmdir()
 
     def _leave_result(self, status: str, failure: Failure | None = None) -> None:
         """Write ``result.json``, unless a run that was to be continued has its own there, or

@@ -479,6 +479,9 @@ def test_resume_names_what_is_wrong_and_what_is_near(tmp_path: Path) -> None:
     assert "step-00000010" in missing.remedy
     assert "has run" in error(tmp_path / "rum" / "checkpoints" / "last").remedy
     assert "not a checkpoint" in error(tmp_path / "empty").message
+    # What has no checkpoint is not proposed: no start that failed, no other file.
+    (tmp_path / "rum-custom").mkdir()
+    assert error(tmp_path / "rum").remedy == f"{tmp_path} has run"
     assert "a link to nothing" in error(folder / "best").message
     assert str(path) in error(path / manifest.MODEL).remedy
 

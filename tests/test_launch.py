@@ -13,7 +13,14 @@ from claims import held_elsewhere
 
 from recipes import config, launch, telemetry
 from recipes.checkpoint import save
-from recipes.config import Config, TaskConfig, TopologyConfig, UserError
+from recipes.config import (
+    Config,
+    DatasetConfig,
+    ModelConfig,
+    TaskConfig,
+    TopologyConfig,
+    UserError,
+)
 from recipes.ending import Interrupted, Watch
 from recipes.launch import Job, begin
 from recipes.rendezvous import JobFailed, node_failure
@@ -146,6 +153,29 @@ def test_a_run_with_checkpoints_of_its_own_continues_them(tmp_path: Path) -> Non
 
 def a_job(made: Config, folder: Path) -> Job:
     return Job(made, telemetry.RunFolder(folder), NodeIdentity(0, "127.0.0.1", None), Watch())
+
+
+@pytest.mark.parametrize("before", [None, "notes.txt", "config.yaml"])
+def test_a_start_that_is_refused_leaves_a_folder_as_it_was(
+    tmp_path: Path, before: str | None
+) -> None:
+    made = config.with_batch_sizes(
+        Config(
+            task=TaskConfig("train"),
+            batch_size=8,
+            model=ModelConfig("ResNet18", pretrained=str(tmp_path / "nowhere.pdparams")),
+            dataset=DatasetConfig("digits"),
+        )
+    )
+    folder = tmp_path / "outputs" / "run"
+    folder.mkdir(parents=True)
+    if before is not None:
+        (folder / before).write_text("")
+    job = a_job(made, folder)
+    with job.holding, pytest.raises(UserError, match=r"nowhere\.pdparams"):
+        job.run()
+    assert {each.name for each in folder.iterdir()} - {".claim", "logs"} == {before} - {None}
+    assert (folder / "logs").exists() == (before == "config.yaml")
 
 
 def test_an_interrupted_run_has_a_result(tmp_path: Path) -> None:

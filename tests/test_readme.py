@@ -68,3 +68,10 @@ def test_marked_commands_run(command: str, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert (run / "result.json").exists()
+
+
+@pytest.mark.parametrize("target", ["image", "train", "test"])
+def test_how_long_the_first_commands_take_is_said(target: str) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert re.search(rf"^\| `make {target}` \| about \d+ minutes", text, re.MULTILINE)
+    assert re.search(r"cores of an? .*\d+ GB of memory", text, re.DOTALL), "of which machine"

@@ -551,6 +551,9 @@ def test_images_in_folders_are_counted(tmp_path: Path) -> None:
     files = {"train": 5, "eval": 1}
     assert told == {"path": str(tmp_path), "problem": None, "files": files, "checksum": None}
     assert facts.count_images(tmp_path, time.monotonic() - 1) is None
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    assert facts.count_images(tmp_path, time.monotonic() + 60) is None
 
 
 def test_lists_are_counted(tmp_path: Path) -> None:

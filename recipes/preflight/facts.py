@@ -292,15 +292,18 @@ def count_images(folder: Path, ends: float) -> int | None:
     while waiting:
         if time.monotonic() > ends:
             return None
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                # The name first: asking for the kind of every file would take a call each.
-                if os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122
-                    count += 1
-                elif entry.is_dir():
-                    waiting.append(entry.path)
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    # The name first: asking for the kind of every file would take a call each.
+                    if os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122
+                        count += 1
+                    elif entry.is_dir():
+                        waiting.append(entry.path)
+        except OSError:  # links that lead to each other: a training names them
+            return None
     return count
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from photographs import encoded, kinds, photo_folder, picture
+from photographs import claiming, encoded, kinds, photo_folder, picture
 
 from recipes.config import DatasetConfig, Machine, UserError
 from recipes.data import Plan, build, dali
@@ -30,6 +31,30 @@ def folder(tmp_path: Path, contents: list[bytes], **changes: Any) -> PhotoDatase
     dataset = build(config, "train", 3)
     assert isinstance(dataset, PhotoDataset)
     return dataset
+
+
+def test_what_dali_would_be_given_is_read_within_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By threads of the rank, before there is a pipeline."""
+    keys = [[(0, index) for index in range(4)]]
+    good = encoded(picture(20, 30))
+    bomb = claiming(60_000, 60_000)["progressive"]
+    dataset = folder(tmp_path / "bomb", [good, good, bomb, good])
+    with pytest.raises(UserError, match=r"it says that it has 60000 x 60000 pixels"):
+        dali.DaliPipeline(dataset, keys, 2, 1, "cpu")
+    dataset = folder(tmp_path / "stalled", [good] * 4)
+    answers, read = threading.Event(), dataset.content
+
+    def content(index: int) -> Any:
+        if index == 2:
+            answers.wait()
+        return read(index)
+
+    monkeypatch.setattr(dataset, "content", content)
+    with pytest.raises(UserError, match=r"\.jpg: not read within 0\.3 s"):
+        dali.DaliPipeline(dataset, keys, 2, 1, "cpu", deadline=0.3)
+    answers.set()
 
 
 def batches(dataset: PhotoDataset, device: str, prefetch: int = 2) -> list[Any]:

@@ -56,6 +56,12 @@ class NoAnswer(UnreadableImage):
     may_pass = True
 
 
+class TooLarge(UnreadableImage):
+    """An image that says it has more pixels than the limit, or a file that is longer than any."""
+
+    remedy = "replace or remove the file, or raise dataset.max_pixels"
+
+
 def read_file(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
     """An image file's content.
 
@@ -91,7 +97,7 @@ def _content(path: str, max_pixels: int) -> bytes:
             raise UnreadableImage(f"{path}: it is {_kind(status.st_mode)}, not a file")
         size = status.st_size
         if size > max_pixels * _MOST_BYTES_A_PIXEL + _MOST_BESIDE:
-            raise UnreadableImage(
+            raise TooLarge(
                 f"{path}: {size} bytes, more than an image of dataset.max_pixels={max_pixels} has"
             )
         content = os.read(file, size)
@@ -144,7 +150,7 @@ def refuse_large(width: int, height: int, name: str, max_pixels: int) -> None:
         UnreadableImage: naming `name`.
     """
     if width * height > max_pixels:
-        raise UnreadableImage(
+        raise TooLarge(
             f"{name}: it says that it has {width} x {height} pixels, more than "
             f"dataset.max_pixels={max_pixels}"
         )

@@ -410,8 +410,10 @@ def test_the_largest_image_that_is_read_is_a_setting(place: Place, tmp_path: Pat
         if fits:
             assert len(list(loader)) == 1
         else:
-            with pytest.raises(UserError, match=r"30 x 20 pixels, more than dataset.max_pixels"):
+            message = r"30 x 20 pixels, more than dataset.max_pixels"
+            with pytest.raises(UserError, match=message) as error:
                 list(loader)
+            assert "raise dataset.max_pixels" in error.value.remedy
 
 
 def test_a_read_is_given_up_before_its_step_is() -> None:

@@ -63,6 +63,16 @@ def test_variables_of_a_run_that_has_ended_are_named(
         worker.given_run(ROOT / "conf", [])
 
 
+@pytest.mark.parametrize("task", ["preflight", "runs"])
+def test_a_task_without_ranks_is_refused_to_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.delenv(worker.RUN_VARIABLE, raising=False)
+    config.register_schema()
+    with pytest.raises(UserError, match=f"task={task} has no ranks"):
+        worker.given_run(ROOT / "conf", [f"task={task}", f"hydra.run.dir={tmp_path}"])
+
+
 # --- threads
 
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

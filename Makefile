@@ -33,8 +33,8 @@ test: setup lint  ## run the linters, the type checker and the tests
 	@echo "test: running the tests"
 	@$(BIN)/python -m pytest
 
-test-faults: setup  ## break real containers in every way, and print how each node ended
-	@$(BIN)/python -m pytest -q -m faults tests/container
+test-faults: setup  ## break real containers in every way, and print how each node ended; strange conversations
+	@$(BIN)/python -m pytest -q -m faults tests/container tests/test_conversations.py
 
 test-clusters: setup  ## runs under real Slurm, over real SSH, and with Compose
 	@$(BIN)/python -m pytest -q -m clusters tests/cluster tests/container tests/integration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import test_foresight
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recipes import command_line, config, foresight
+from recipes import command_line, config, foresight, launch, named_paths
 from recipes.config import Machine
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -25,11 +26,20 @@ _MEANT = {"PATH": "/data", "FOLDER": "/data", "outputs/<run>/checkpoints/best": 
 
 def refusal(words: Sequence[str], machine: Machine) -> str | None:
     """What a user reads; None where it can run."""
+    return _refusal(tuple(words), machine)
+
+
+@functools.cache  # composing takes a tenth of a second, and ways out meet
+def _refusal(words: tuple[str, ...], machine: Machine) -> str | None:
     try:
         arguments = command_line.read(words).arguments
         config.register_schema()
         composed, _ = config.compose_unchecked(CONF, arguments)
-        foresight.check(config.from_hydra(composed, machine))
+        found = config.from_hydra(composed, machine)
+        named_paths.check(found)
+        foresight.check(found)
+        launch.identify(found)
+        launch.check_checkpoint(found)
     except config.MISTAKES as mistake:
         return config.explain(mistake)
     return None

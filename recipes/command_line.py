@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra._internal.utils import get_args_parser  # the parser that `hydra.main` itself uses
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -121,11 +122,16 @@ def _refuse_choices_that_are_no_names(parsed: Sequence[Override]) -> None:
         if value is None and group == "recipe":
             continue
         raise ConfigError(
-            f"{override.input_line}: {group} is chosen by name",
-            f"topology=1x{value} for {value} devices of one machine"
-            if group == "topology" and type(value) is int and value > 0
-            else f"{group}=NAME; `--help` lists the names",
+            f"{override.input_line}: {group} is chosen by name", _choice_instead(group, value)
         )
+
+
+def _choice_instead(group: str, value: Any) -> str:
+    """What to write for a group's value that is no name."""
+    if group == "topology" and type(value) is int and value > 0:
+        return f"topology=1x{value} for {value} devices of one machine"
+    meant = hints.choice_like(group, str(value), ())
+    return f"{group}={meant}" if meant else f"{group}=NAME; `--help` lists the names"
 
 
 def _unknown_option(option: str, arguments: Sequence[str]) -> ConfigError:

@@ -535,9 +535,9 @@ def with_batch_sizes(config: Config) -> Config:
     shares = config.shape.world_size * config.accumulate
     factors = f"{config.shape} x accumulate={config.accumulate}"
     per_device, whole = config.batch_size, config.global_batch_size
-    both = per_device is not None and whole is not None
     if per_device is None and whole is None:
         raise ConfigError("batch_size and global_batch_size are both null", "set one of them")
+    least = f"batch_size=null global_batch_size={2 * shares}"
     if per_device is None:
         assert whole is not None
         per_device = math.ceil(whole / shares)
@@ -545,19 +545,17 @@ def with_batch_sizes(config: Config) -> Config:
     elif whole is None:
         whole = per_device * shares
         least = "batch_size=2"
-    elif math.ceil(whole / shares) != per_device:
+    if whole < 2 * shares:  # first, as neither size is a way out then
+        raise ConfigError(
+            f"global_batch_size={whole} leaves {whole / shares:.2g} images for each of {factors}",
+            f"use at least 2 images a device: {least} or more",
+        )
+    if math.ceil(whole / shares) != per_device:
         raise ConfigError(
             f"batch_size={per_device} on {factors} makes {per_device * shares} images a step, "
             f"but global_batch_size={whole}",
             f"give one and set the other to null: global_batch_size=null, or batch_size=null "
             f"(which makes it {math.ceil(whole / shares)})",
-        )
-    if whole < 2 * shares:
-        if both:
-            least = f"batch_size=null global_batch_size={2 * shares}"
-        raise ConfigError(
-            f"global_batch_size={whole} leaves {whole / shares:.2g} images for each of {factors}",
-            f"use at least 2 images a device: {least} or more",
         )
     config.batch_size, config.global_batch_size = per_device, whole
     return config

@@ -162,8 +162,8 @@ _CHOICES = {
         "mnist": "digits",
     },
     "amp": {
-        **dict.fromkeys(("fp16", "float16", "on", "bf16", "bfloat16"), "o1"),
-        **dict.fromkeys(("fp32", "none"), "off"),
+        **dict.fromkeys(("fp16", "float16", "on", "bf16", "bfloat16", "true"), "o1"),
+        **dict.fromkeys(("fp32", "none", "false"), "off"),
     },
     "task": {
         **dict.fromkeys(("eval", "test", "val", "validate", "evaluation"), "evaluate"),

@@ -479,6 +479,10 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ),
         ("batch_size=1", CPU, "leaves 1 images for each", ": batch_size=2 or more"),
         (
+            "batch_size=32 global_batch_size=3 topology=1x4",
+            *(CPU, "leaves 0.75 images for each", "batch_size=null global_batch_size=8 or more"),
+        ),
+        (
             "batch_size=null global_batch_size=15 accumulate=2 topology=1x4",
             *(CPU, "1x4 x accumulate=2", "global_batch_size=16 or more"),
         ),

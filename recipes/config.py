@@ -173,7 +173,7 @@ class NetworkConfig:
 class DeadlinesConfig:
     """Seconds after which a wait ends with an error that says who was waited for."""
 
-    start: float = 60.0  # for all nodes to meet, and for the ranks to join the group
+    start: float = 60.0  # for all nodes to meet, to gather their facts, and to join the group
     prepare: float = 1800.0  # for building data and model
     step: float = 120.0  # for one step, batch or evaluation batch of a rank
     silence: float = 20.0  # without a word from a node

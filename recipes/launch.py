@@ -450,7 +450,8 @@ class Job:
         asked = self.config.task.name == "preflight"
         if not asked and (self.config.topology.nodes == 1 or not self.config.preflight):
             return
-        node, wait = self.identity.node, preflight.DEADLINE
+        node = self.identity.node
+        wait = self.config.deadlines.start + preflight.MARGIN
         with preflight.listening(node) as port:
             own = preflight.gather(self.config, self.run_folder, node, self.address, port)
             facts = of_all(self._line.exchange("preflight", own, wait), facts_received)

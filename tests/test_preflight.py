@@ -414,7 +414,7 @@ def test_this_machine_s_facts(tmp_path: Path) -> None:
 def test_a_paddle_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "paddle.py").write_text("raise ImportError('libcudart.so.12: cannot open')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = facts._BuildProcess(None)
+    process = facts._BuildProcess(None, 60)
     told = process.result()
     process.end()
     assert told["build"] is None
@@ -424,11 +424,10 @@ def test_a_paddle_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_paddle_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(facts, "BUILD_SECONDS", 0.5)
-    process = facts._BuildProcess(None)
+    process = facts._BuildProcess(None, 0.5)
     assert process.result() == {
         "build": None,
-        "build_problem": "Paddle did not tell its build within 0 s",
+        "build_problem": "Paddle did not tell its build within 0.5 s (deadlines.start)",
     }
     process.end()
     assert process._process.returncode != 0

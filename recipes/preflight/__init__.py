@@ -11,11 +11,11 @@ from recipes.preflight.facts import Facts, gather
 from recipes.preflight.ports import View, listening, look
 from recipes.preflight.report import refuse_errors, show
 
-# Seconds that a node waits for the others' facts.
-DEADLINE = 30.0
+# Seconds that a node waits for what another one gathers or tries after its own `deadlines.start`.
+MARGIN = 10.0
 
 __all__ = [
-    "DEADLINE",
+    "MARGIN",
     "Cluster",
     "Facts",
     "Finding",

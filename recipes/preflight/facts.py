@@ -28,7 +28,6 @@ Facts = dict[str, Any]
 FORM = 2  # of the facts: nodes that run other versions of this code may send another one
 # Keys that nodes may set differently: who and where a node is, and where its data lies.
 OWN_KEYS = ("topology.master", "topology.node_rank", "network.interface", "dataset.path")
-BUILD_SECONDS = 20.0  # for Paddle's own account of itself
 COUNT_SECONDS = 10.0  # for counting the dataset's files
 # Finding out how large the model is takes two seconds or more. It is done where checkpoints of a
 # model of so many parameters (ViT-L has 304e6) would not fit on the disk.
@@ -43,7 +42,7 @@ _SMI_SECONDS = 10.0
 def gather(
     config: Config, run_folder: telemetry.RunFolder, node: int, address: str, port: int
 ) -> Facts:
-    """This node's facts, within about `BUILD_SECONDS`.
+    """This node's facts, within about `deadlines.start`, as Paddle's import may take its time.
 
     Args:
         config: checked.
@@ -68,7 +67,9 @@ def gather(
         and config.task.name != "evaluate"
         and disk_free < checkpoint_bytes(LARGE_MODEL, config.save.keep)
     )
-    build = _BuildProcess(config if sized else None)  # beside it, everything else
+    build = _BuildProcess(
+        config if sized else None, config.deadlines.start
+    )  # beside it, everything else
     try:
         settings = network.environment(config, address, os.environ)
         chosen = {name: os.environ.get(name) or settings.get(name) for name in INTERFACE_VARIABLES}
@@ -317,9 +318,10 @@ class _BuildProcess:
 
     Args:
         config: whose model's parameters are to be counted as well; None: none.
+        seconds: after which no answer is waited for.
     """
 
-    def __init__(self, config: Config | None) -> None:
+    def __init__(self, config: Config | None, seconds: float) -> None:
         asked = None
         if config is not None:
             classes = config.model.num_classes or config.dataset.num_classes or 1000
@@ -329,7 +331,8 @@ class _BuildProcess:
                 "num_classes": classes,
                 "image_size": config.dataset.image_size,
             }
-        self._ends = time.monotonic() + BUILD_SECONDS
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds
         self._process = subprocess.Popen(
             [sys.executable, "-m", "recipes.preflight", json.dumps(asked)],
             cwd=_ROOT,
@@ -351,7 +354,7 @@ class _BuildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             output, errors = self._process.communicate()
-            problem = f"Paddle did not tell its build within {BUILD_SECONDS:.0f} s"
+            problem = f"Paddle did not tell its build within {self._seconds:g} s (deadlines.start)"
         build: dict[str, Any] = {}
         for line in output.splitlines(keepends=True):
             if line.endswith("\n"):

@@ -19,8 +19,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import telemetry
+from recipes import reading, telemetry
 from recipes.config import UserError
+from recipes.printable import printable
 
 SCHEMA = 1
 # Parts of a step, in the order in which they come; what they are is said in `split`.
@@ -33,6 +34,13 @@ PHASES = (
     "optimizer",
     "rest",
 )
+_COUNTS = (  # of the configuration, which everything that is shown relies on
+    *("topology.nodes", "topology.devices", "global_batch_size", "dataset.image_size"),
+    "benchmark.repeats",
+)
+_NAMES = ("model.name", "dataset.name", "amp.level", "amp.dtype", "dtype")
+_MOST = 1_000_000
+_LARGEST = 1e18  # of a whole number: what is less can be divided and shown
 TOLERANCE = 0.05  # of the step's time, by which the sum of its parts may miss it
 _KEYS = ("topology.master", "topology.node_rank", "benchmark.output")  # name machines or places
 
@@ -190,13 +198,7 @@ def read(path: Path) -> Record:
     Raises:
         UserError: naming the file and what is wrong with it.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a JSON file: {error}") from None
-    return parse(content, path)
+    return parse(reading.json_of(path), path)
 
 
 def parse(content: Any, path: Path) -> Record:
@@ -207,11 +209,15 @@ def parse(content: Any, path: Path) -> Record:
             that contradict each other; naming `path` and the field.
     """
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    if type(schema) is not int or schema != SCHEMA:
         raise UserError(
-            f"{path}: schema {schema!r} is not one that this version reads ({SCHEMA})",
+            f"{path}: schema {printable(repr(schema))} is not one that this version reads "
+            f"({SCHEMA})",
             "use the version of the recipes that wrote it, or measure again",
         )
+    if any(sign in json.dumps(content) for sign in ("${", "???")):
+        # OmegaConf would look them up: in the environment of this machine, too.
+        raise UserError(f"{path}: refers to other values, which no record does", "measure again")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Record), content)
         assert isinstance(merged, DictConfig)
@@ -219,9 +225,10 @@ def parse(content: Any, path: Path) -> Record:
         if missing:
             raise UserError(f"{path}: incomplete, {', '.join(missing)} missing", "measure again")
         record = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        key, reason = getattr(error, "full_key", None), str(error).splitlines()[0]
-        raise UserError(f"{path}: {key}: {reason}", "measure again") from None
+    except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError) as error:
+        key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
+        why = f"{printable(key)}: {printable(reason, 200)}"
+        raise UserError(f"{path}: {why}", "measure again") from None
     assert isinstance(record, Record)
     problems = list(_contradictions(record))
     if problems:
@@ -238,6 +245,29 @@ def _contradictions(record: Record) -> Iterator[str]:
         if _select(record.config, key) is None:
             yield f"incomplete, config.{key} missing"
             return
+    for key in _COUNTS:
+        value = _select(record.config, key)
+        if type(value) is not int or not 0 < value < _MOST:
+            yield f"config.{key} is no count"
+            return
+    for key in _NAMES:
+        if not isinstance(_select(record.config, key, absent=""), str):
+            yield f"config.{key} is no name"
+            return
+    threads = record.config.get("threads")
+    if threads is not None and not (type(threads) is int and 0 < threads < _MOST):
+        yield "config.threads is no count"
+        return
+    if record.config["amp"]["level"] != "off" and not _select(record.config, "amp.dtype"):
+        yield "incomplete, config.amp.dtype missing"
+    if not isinstance(record.software.paddle.get("version"), str):
+        yield "software.paddle.version is no name"
+    if record.machine.usable_cores < 1:
+        yield "machine.usable_cores is no count"
+    for key, value in _measured(record):
+        if not _is_of_numbers(value):
+            yield f"{key} is not of numbers"
+            return
     samples = record.throughput.samples
     if len(samples) != record.config["benchmark"]["repeats"]:
         yield f"throughput.samples has {len(samples)} of {record.config['benchmark']['repeats']}"
@@ -247,13 +277,31 @@ def _contradictions(record: Record) -> Iterator[str]:
         yield "throughput's median, lowest and highest are not those of its samples"
     if len(record.throughput.data_wait) != len(samples):
         yield "throughput.data_wait must be as many as throughput.samples"
-    ranks = list(range(record.world_size))
-    if [each.rank for each in record.usage.ranks] != ranks:
-        yield f"usage.ranks must be those of {record.topology}: 0 to {ranks[-1]}"
+    ranks = record.world_size
+    if [each.rank for each in record.usage.ranks] != list(range(min(ranks, _MOST))):
+        yield f"usage.ranks must be those of {record.topology}: 0 to {ranks - 1}"
     if record.usage.kind not in ("gpu", "cpu"):
         yield f"usage.kind={record.usage.kind} is not one of gpu, cpu"
     if record.split is not None:
-        yield from _split_contradictions(record.split, len(ranks))
+        yield from _split_contradictions(record.split, ranks)
+
+
+def _measured(record: Record) -> Iterator[tuple[str, Any]]:
+    """What was measured, which OmegaConf lets be of anything within its lists."""
+    yield "throughput", [list(asdict(record.throughput).values())]
+    yield "usage.machine_load", [record.usage.machine_load or 0]
+    yield "usage.ranks", [[each.peak_memory_bytes, each.load or 0] for each in record.usage.ranks]
+    if record.split is not None:
+        yield "split.phases", list(record.split.phases.values())
+        yield "split.step", [record.split.step]
+        yield "split.steps", record.split.steps
+        yield "split.local_backward", record.split.local_backward
+
+
+def _is_of_numbers(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_of_numbers, value))
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
 def _split_contradictions(split: Split, ranks: int) -> Iterator[str]:
@@ -267,13 +315,15 @@ def _split_contradictions(split: Split, ranks: int) -> Iterator[str]:
         yield (
             f"split: the parts add up to {sum_of_parts:.4g} s, and the step took {split.step:.4g} s"
         )
+    if split.step <= 0:
+        yield "split.step must be greater than 0"
     if min(split.phases.values()) < 0:
         yield "split.phases must not be negative"
 
 
-def _select(config: Any, key: str) -> Any:
+def _select(config: Any, key: str, absent: Any = None) -> Any:
     for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
+        config = config.get(part, absent) if isinstance(config, dict) else absent
     return config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import getpass
 import json
+import random
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import dumped, little_memory, mutated, mutated_json
 from records import COMMIT, a_record
 
+from benchmarks import compare, report
 from recipes import telemetry
 from recipes.benchmark import record
 from recipes.benchmark.record import Record, Throughput
@@ -280,3 +283,46 @@ def test_a_record_survives_its_own_dataclass() -> None:
     before = copy.deepcopy(content)
     assert isinstance(record.parse(content, HERE), Record)
     assert content == before
+
+
+@pytest.mark.parametrize("way", ["bytes", "values"])
+def test_mutations_of_a_record_give_a_message_or_what_can_be_shown(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    chance, path = random.Random(0), tmp_path / "r.json"
+    whole = a_record(2)
+    other = record.parse(a_record(4), HERE)
+    told = taken = 0
+    for _ in range(150):
+        data = dumped(whole)
+        data = mutated(data, chance) if way == "bytes" else dumped(mutated_json(whole, chance))
+        path.write_bytes(data)
+        try:
+            with little_memory(256):
+                made = record.read(path)
+        except UserError as error:
+            told += len(error.message) < 2000 and error.message.isprintable()
+            continue
+        taken += 1
+        record.summary(made)
+        compare.differences(made, other)
+        compare.describe_setup(made, other, ("a", "b"))
+        compare.describe_speeds(made, other, ("a", "b"))
+        report.render({"r": made, "other": other}, tmp_path)
+    assert taken
+    assert told + taken == 150
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "${config.seed}", "???"])
+def test_a_record_that_refers_elsewhere_is_refused(text: str) -> None:
+    content = a_record()
+    content["machine"]["cpu"] = text
+    assert "refers to other values" in refusal(content)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 10**9, "1", True, 1.0])
+def test_a_topology_that_cannot_be_is_refused(nodes: Any) -> None:
+    content = a_record()
+    content["config"]["topology"]["nodes"] = nodes
+    assert "config.topology.nodes is no count" in refusal(content)

@@ -15,6 +15,7 @@ if [ "${1:-}" = --runtime ]; then
     runtime=$2
     shift 2
 fi
+started_with="docker/train.sh --runtime $runtime" # for the command that goes on with a run
 
 engine_answers() { command -v docker >/dev/null 2>&1 && timeout 30 docker info >/dev/null 2>&1; }
 
@@ -24,7 +25,7 @@ run_locally() {  # run_locally REASON ARGUMENTS...
     echo "train: in the local environment .venv ($1)"
     shift
     docker/venv.sh
-    exec .venv/bin/python "$@"
+    FLEET_RECIPES_STARTED_WITH=$started_with exec .venv/bin/python "$@"
 }
 
 ensure_image() {  # an image of this checkout's packages
@@ -42,7 +43,8 @@ set_options() {  # of docker run, and in words what runs
     case "$(docker info --format '{{.SecurityOptions}}' 2>/dev/null)" in *rootless*) user=0:0 ;; esac
     options=(--rm --shm-size=1g --user "$user"
         --volume "$PWD/outputs:/workspace/outputs" --volume "$PWD/data:/workspace/data"
-        --env "FLEET_RECIPES_HOST_OUTPUTS=$PWD/outputs")
+        --env "FLEET_RECIPES_HOST_OUTPUTS=$PWD/outputs"
+        --env "FLEET_RECIPES_STARTED_WITH=$started_with")
     [ "$variant" = cpu ] || options+=(--gpus all)
     what="made of this checkout"
     [ "$(label fleet-recipes.code-digest)" != "$(docker/content.sh code)" ] || return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from recipes.manifest import MANIFEST
 from recipes.telemetry import RunFolder
 
 _NAMED_AGAIN = re.compile(r"\+*(resume|hydra\.run\.dir|restarts)=")
+
+# What a person started train.py with here, where it was not Python itself (docker/train.sh).
+STARTED_WITH_VARIABLE = "FLEET_RECIPES_STARTED_WITH"
 
 
 def last_saved(run_folder: RunFolder) -> int | None:
@@ -47,4 +51,8 @@ def command_to_go_on(settings: Sequence[str], folder: Path) -> str:
         settings: the overrides that it was started with; of one run of several, its own.
     """
     kept = [each for each in settings if not _NAMED_AGAIN.match(each)]
-    return shlex.join(["python", "train.py", *kept, "resume=auto", f"hydra.run.dir={folder}"])
+    started_with = os.environ.get(STARTED_WITH_VARIABLE)
+    if started_with and folder.is_relative_to(Path.cwd()):  # it may run elsewhere the next time
+        folder = folder.relative_to(Path.cwd())
+    words = ["train.py", *kept, "resume=auto", f"hydra.run.dir={folder}"]
+    return f"{started_with or 'python'} {shlex.join(words)}"

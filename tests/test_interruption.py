@@ -49,9 +49,22 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     assert interruption.last_saved(run) == 12
 
 
-def test_the_command_goes_on_with_this_run() -> None:
+def test_the_command_goes_on_with_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(interruption.STARTED_WITH_VARIABLE, raising=False)
     started = ["recipe=a", "resume=old/run", "hydra.run.dir=b", "+model.arguments={a: 1}"]
     command = interruption.command_to_go_on(started, Path("outputs/a b"))
     assert command == (
         "python train.py recipe=a '+model.arguments={a: 1}' resume=auto 'hydra.run.dir=outputs/a b'"
+    )
+
+
+def test_the_command_is_one_that_works_where_make_started_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There `python` has no packages, and a container's paths are not the host's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(interruption.STARTED_WITH_VARIABLE, "docker/train.sh --runtime auto")
+    command = interruption.command_to_go_on(["recipe=a"], tmp_path / "outputs" / "run")
+    assert command == (
+        "docker/train.sh --runtime auto train.py recipe=a resume=auto hydra.run.dir=outputs/run"
     )

@@ -67,7 +67,10 @@ class Machine:
         for name in ("conf/config.yaml", "recipes/__init__.py", "benchmarks/__init__.py"):
             (self.checkout / name).parent.mkdir()
             (self.checkout / name).write_text("")
-        (self.checkout / "train.py").write_text("import sys; print('local run', *sys.argv[1:])\n")
+        (self.checkout / "train.py").write_text(
+            "import os, sys; print('local run', *sys.argv[1:])\n"
+            "print('started with', os.environ['FLEET_RECIPES_STARTED_WITH'])\n"
+        )
         # tests/test_setup.py has the real one.
         venv = f"mkdir -p .venv/bin; ln -sf {sys.executable} .venv/bin/python; echo .venv is made\n"
         (self.checkout / "docker/venv.sh").write_text(f"#!/bin/sh\n{venv}")
@@ -130,6 +133,7 @@ def check_local(said: str, reason: str) -> None:
     (line,) = [line for line in said.splitlines() if "in the local environment .venv" in line]
     assert reason in line, said
     assert "local run recipe=digits_resnet18 topology=1x2 epochs=1" in said
+    assert "started with docker/train.sh --runtime " in said
     assert said.endswith("status 0")
 
 
@@ -193,6 +197,7 @@ def test_an_image_is_made_once_and_runs_what_it_is_made_of(machine: Machine) -> 
             "fleet-recipes:cpu train.py recipe=digits_resnet18 topology=1x2 epochs=1"
         )
         assert ":ro" not in run
+        assert "FLEET_RECIPES_STARTED_WITH=docker/train.sh --runtime auto" in run
         assert said.endswith("status 0")
 
 

@@ -252,9 +252,10 @@ def test_too_few_processes_for_the_decoders(
     few = ("--pids-limit", str(processes))
     more = (*IMAGES, *PATIENT, f"topology={topology}", "dataset.workers=32")
     cluster.start("node0", *more, options=(*mount(image_folders(tmp_path)), *few))
-    note |= cluster.ends("node0", seconds=240)
+    cluster.wait_for("node0", "error: ", seconds=240)
+    note |= cluster.ends("node0", seconds=120)
     words = (r"decoding process \d+ of 32 cannot be started", f"{processes} processes and threads")
-    check(note, 120 + SLACK, *words)
+    check(note, SLACK, *words)
     assert "a smaller dataset.workers" in note["node0"].output
     assert note["node0"].status == 1
 
@@ -270,9 +271,10 @@ def test_an_image_that_claims_more_pixels_than_there_is_memory(
     options = (*mount(folder), "--memory", "3g", "--memory-swap", "3g")
     more = (*IMAGES, *PATIENT, f"topology={topology}", f"loader={loader}", "dataset.workers=1")
     cluster.start("node0", *more, options=options)
-    note |= cluster.ends("node0", seconds=240)
+    cluster.wait_for("node0", "error: ", seconds=240)
+    note |= cluster.ends("node0", seconds=120)
     words = (r"/workspace/data/train/class1/003\.jpg", "60000 x 60000 pixels", "max_pixels")
-    check(note, 120 + SLACK, *words)
+    check(note, SLACK, *words)
     assert note["node0"].status == 1
 
     cluster.start("skip", *more, "dataset.on_corrupt=skip", "epochs=1", options=options)

@@ -70,6 +70,7 @@ def run_as_parent() -> int:
     """Compose the configuration, or several with `--multirun`, and run each."""
     statuses: list[int] = []
     sweep = trials.Sweep()
+    titles: list[str] = []  # of a sweep's trials
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
@@ -84,9 +85,11 @@ def run_as_parent() -> int:
         statuses.append(1)  # until it is known
         settings = HydraConfig.get().overrides.task
 
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            titles.append(sweep.title(HydraConfig.get().job.num, settings))
+            print(titles[-1], flush=True)
+
         def run_task() -> int:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                print(sweep.title(HydraConfig.get().job.num, settings), flush=True)
             whole = earlier_run.with_its_settings(composed, settings, folder, CONF)
             checked = config.from_hydra(whole)
             if checked.task.name == "runs":
@@ -115,7 +118,12 @@ def run_as_parent() -> int:
                 raise cannot_write(Path(error.filename), error) from error  # the run folder
             raise config.not_composed(error, sys.argv[1:]) from error
 
-    return max([in_one_message(compose_and_run) or 0, *statuses])
+    try:
+        return max([in_one_message(compose_and_run) or 0, *statuses])
+    finally:
+        if titles:
+            ended = trials.how_they_ended(dict(zip(titles, statuses, strict=True)), sweep.trials)
+            print("\n".join(ended), flush=True)
 
 
 def run_and_exit() -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,7 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from recipes.config import HYDRAS_OWN
+from recipes.ending import COMPLETED, FAILED, REFUSED
 
+_ENDS = {FAILED: "failed", REFUSED: "was refused"}
 _LONGEST = 100  # characters of a folder's name
 # A name that needs no quotes, in a shell or in a setting such as resume=.
 _NOT_IN_A_NAME = re.compile(r"[^\w.+-]+", re.ASCII)
@@ -58,6 +60,23 @@ class Sweep:
         """The name of a trial's folder: its number, and what it sets."""
         words = [str(number), *self.settings_of(overrides)]
         return "-".join(_NOT_IN_A_NAME.sub("_", each) for each in words)[:_LONGEST].rstrip("_-")
+
+
+def how_they_ended(statuses: Mapping[str, int], expected: int | None) -> list[str]:
+    """What a person reads after a sweep: how many trials completed, and which did not.
+
+    Args:
+        statuses: exit statuses by the trials' titles, in their order.
+        expected: how many trials there were to be; None where that is not known.
+    """
+    others = {title: status for title, status in statuses.items() if status != COMPLETED}
+    count = len(statuses) if expected is None else expected
+    lines = [f"{len(statuses) - len(others)} of {count} trials completed"]
+    for title, status in others.items():
+        lines.append(f"  {title}: {_ENDS.get(status, 'was interrupted')} (exit status {status})")
+    if count > len(statuses):
+        lines.append(f"  not started: {count - len(statuses)}")
+    return lines
 
 
 def name_folders(sweep: Sweep) -> None:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.trials import Sweep
+from recipes.trials import Sweep, how_they_ended
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,7 +54,7 @@ def test_a_folder_s_name_can_be_typed_again(value: str) -> None:
     assert again.value() == f"outputs/x/{name}"
 
 
-def test_each_refused_trial_says_which_one_it_is(tmp_path: Path) -> None:
+def test_each_refused_trial_says_which_one_it_is_and_the_end_names_them(tmp_path: Path) -> None:
     ended = subprocess.run(
         [
             *(sys.executable, str(ROOT / "train.py"), "--multirun", "seed=-1,-2", "epochs=2"),
@@ -66,7 +66,26 @@ def test_each_refused_trial_says_which_one_it_is(tmp_path: Path) -> None:
         timeout=120,
     )
     assert ended.returncode == 2
-    assert ended.stdout.splitlines() == ["trial 1 of 2: seed=-1", "trial 2 of 2: seed=-2"]
+    assert ended.stdout.splitlines() == [
+        *("trial 1 of 2: seed=-1", "trial 2 of 2: seed=-2", "0 of 2 trials completed"),
+        "  trial 1 of 2: seed=-1: was refused (exit status 2)",
+        "  trial 2 of 2: seed=-2: was refused (exit status 2)",
+    ]
     assert "seed=-2 must be" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert {path.name for path in (tmp_path / "runs").rglob("*")} <= {"multirun.yaml"}
+
+
+def test_the_end_of_a_sweep_names_the_trials_that_did_not_complete() -> None:
+    assert how_they_ended({"trial 1 of 2: seed=0": 0, "trial 2 of 2: seed=1": 0}, 2) == [
+        "2 of 2 trials completed"
+    ]
+    statuses = {"trial 1 of 5: a": 0, "trial 2 of 5: b": 2, "trial 3 of 5: c": 1, "trial 4": 130}
+    assert how_they_ended(statuses, 5) == [
+        "1 of 5 trials completed",
+        "  trial 2 of 5: b: was refused (exit status 2)",
+        "  trial 3 of 5: c: failed (exit status 1)",
+        "  trial 4: was interrupted (exit status 130)",
+        "  not started: 1",
+    ]
+    assert how_they_ended({"trial 1": 0}, None) == ["1 of 1 trials completed"]

@@ -167,7 +167,7 @@ TRAIN = ("recipe=digits_resnet18", "max_steps=1", "threads=1")
     ("words", "status", "said"),
     [
         (("topology=3by4",), 2, "topology"),
-        (("~topology",), 2, "topology"),
+        (("~nothing",), 2, "nothing"),
         (("--help",), 0, "recipe="),
         (("--cfg", "job", "recipe=smoke"), 0, "recipe_name: smoke"),
         (("env", "A=b", "sh", "-c", "echo $A"), 0, "b"),

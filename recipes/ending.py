@@ -133,9 +133,13 @@ class Watch:
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
-        for number in POLITE:
-            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._handle)
+        heeded = [
+            number
+            for number in POLITE
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        for number in heeded:
+            signal.signal(number, self._handle)
         signal.signal(signal.SIGALRM, self._raise)
         # Written by the system's handler itself, whatever the main thread is held by.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -143,7 +147,9 @@ class Watch:
         atexit.register(self._ignore)
         # What is forked from here must not write for its own signals.
         os.register_at_fork(after_in_child=_forget_wakeup)
-        threading.Thread(target=self._watch, args=(reader,), name="watch", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(reader, heeded), name="watch", daemon=True
+        ).start()
         return self
 
     @contextlib.contextmanager
@@ -232,17 +238,25 @@ class Watch:
 
     def _raise(self, *_: object) -> None:
         """In the main thread, woken by the other one."""
-        if os.getpid() == self._process and self._raised is not None:
+        if os.getpid() != self._process:
+            return
+        if self._raised is not None:
             raise self._raised
+        if self._asked is not None:
+            self._handle(self._asked, None)  # the other thread has taken the signal itself
 
-    def _watch(self, reader: int) -> None:
+    def _watch(self, reader: int, heeded: list[signal.Signals]) -> None:
         """The thread."""
+        # A signal is the main thread's, and stays with the system while that one is in a call which
+        # no signal interrupts, such as one about a file of a mount that does not answer. A thread
+        # that blocks it may take it then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
         heard: tuple[int, float] | None = None  # the first signal, and when
         while True:
             with contextlib.suppress(OSError, ValueError):
                 select.select([reader], [], [], _TICK_SECONDS)
             now = time.monotonic()
-            for number in _read(reader):
+            for number in [*_read(reader), *_left_with_the_system(heeded)]:
                 if heard is None:
                     self._asked = first = self._asked or number
                     heard = first, now
@@ -337,6 +351,14 @@ def _read(reader: int) -> list[int]:
         return [number for number in os.read(reader, 512) if number in POLITE]
     except OSError:  # none
         return []
+
+
+def _left_with_the_system(numbers: list[signal.Signals]) -> list[int]:
+    """Those of these signals that no thread has taken yet; this takes them."""
+    found = []
+    while (taken := signal.sigtimedwait(numbers, 0)) is not None:
+        found.append(taken.si_signo)
+    return found
 
 
 def _name(number: int) -> str:

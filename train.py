@@ -28,7 +28,7 @@ try:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from recipes import bounds, command_line, config, earlier_run, launch, runs, trials
+    from recipes import answering, bounds, command_line, config, earlier_run, launch, runs, trials
     from recipes.printable import printable_lines
     from recipes.topology import place_from_environment
     from recipes.writable import cannot_write
@@ -105,6 +105,7 @@ def run_as_parent() -> int:
         nonlocal sweep
         line = command_line.read(sys.argv[1:])
         sys.argv[1:] = line.arguments
+        answering.require_run_folder(line.settings)
         sweep = trials.Sweep.of(line.settings)
         trials.name_folders(sweep)
         try:

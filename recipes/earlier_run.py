@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import backbones, checkpoint, models, reading
+from recipes import answering, backbones, checkpoint, models, reading
 from recipes.bounds import text_problems
 from recipes.config import Config, ModelConfig, UserError, dump, explain
 from recipes.printable import printable
@@ -48,8 +48,9 @@ def with_its_settings(
         conf: where the recipes are.
 
     Raises:
-        UserError: the earlier run's ``config.yaml`` is no configuration.
+        UserError: the earlier run's ``config.yaml`` is no configuration, or a path does not answer.
     """
+    answering.require(composed)
     file = _file_of(composed, folder)
     if file is None:
         return composed

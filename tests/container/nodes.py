@@ -23,7 +23,7 @@ QUICK = (
     "threads=1",
     "global_batch_size=16",
     "restarts=0",
-    "deadlines.start=25",
+    "deadlines.start=40",
     "deadlines.silence=8",
 )
 

@@ -19,7 +19,7 @@ from PIL import Image
 pytest_plugins = ["container_fixtures", "fault_table"]
 pytestmark = pytest.mark.faults
 
-START = 25.0  # deadlines.start of these runs
+START = 40.0  # deadlines.start of these runs
 SILENCE = 8.0  # deadlines.silence
 GLOO = 30.0  # gloo's own timeout, after which the ranks that wait end
 SLACK = 20.0  # for starting Python on a busy machine, settling and ending

@@ -616,7 +616,7 @@ def _write_error(error: OSError, folder: Path, name: str, needed: int) -> UserEr
         return UserError(
             f"checkpoint {name} cannot be written to {folder}: {error.strerror or error}",
             f"make the folder writable, or go on in another one: resume={folder.parent} "
-            "hydra.run.dir=FOLDER; the older checkpoints are intact",
+            f"hydra.run.dir=FOLDER; {_kept(folder)}",
         )
     what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
@@ -624,6 +624,13 @@ def _write_error(error: OSError, folder: Path, name: str, needed: int) -> UserEr
     return UserError(
         f"checkpoint {name} cannot be written to {folder}: {what}: it needs {needed} bytes, "
         f"{free} are free",
-        "make room (save.keep=1 keeps fewer) and continue with resume=auto; the older "
-        "checkpoints are intact",
+        f"make room (save.keep=1 keeps fewer) and continue with resume=auto; {_kept(folder)}",
     )
+
+
+def _kept(folder: Path) -> str:
+    try:
+        some = any_in(folder)
+    except UserError:  # no folder, or one that cannot be read
+        some = False
+    return "the older checkpoints are intact" if some else "there is no older checkpoint"

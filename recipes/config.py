@@ -651,6 +651,8 @@ def _combinations(config: Config, machine: Machine) -> Iterator[str]:
             "  remedy: task=evaluate scores it; checkpoint=null resume=PATH goes on with it; "
             "checkpoint=null model.pretrained=PATH starts another from its weights"
         )
+    if config.task.name != "runs" and config.runs.remove is not None:
+        yield f"runs.remove={config.runs.remove} is read by task=runs only\n  remedy: task=runs"
     if config.task.name == "evaluate" and config.resume:
         yield (
             f"resume={config.resume} continues a training, which task=evaluate does not\n"

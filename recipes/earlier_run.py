@@ -157,10 +157,8 @@ def _file_of(composed: DictConfig, folder: Path) -> Path | None:
         return None
     if resume != "auto":
         return config_beside(Path(resume))
-    # Where nothing is continued, the run begins anew, as the command line says.
-    own = RunFolder(folder)
-    goes_on = checkpoint.any_in(own.checkpoints) or _began_from(own) is not None
-    return config_beside(folder) if goes_on else None
+    # Also where no checkpoint has been taken yet: it is the same run that begins anew.
+    return config_beside(folder)
 
 
 def _began_from(run: RunFolder) -> str | None:

@@ -122,6 +122,7 @@ class Watch:
         self._told_at = math.inf  # when the main thread was told to give its run up
         self._forced_at = math.inf
         self._ending = threading.Lock()
+        self._acknowledging: threading.Thread | None = None
 
     @property
     def asked(self) -> int | None:
@@ -144,7 +145,7 @@ class Watch:
         # Written by the system's handler itself, whatever the main thread is held by.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         # Last of all: Python gives signals their own meaning back while it ends.
-        atexit.register(self._ignore)
+        atexit.register(self._settle)
         # What is forked from here must not write for its own signals.
         os.register_at_fork(after_in_child=_forget_wakeup)
         threading.Thread(
@@ -215,10 +216,17 @@ class Watch:
         self._leaving = status
         self._forced_at = time.monotonic() + LEAVING_SECONDS
 
-    def _ignore(self) -> None:
-        if os.getpid() == self._process:
-            for number in POLITE:
-                signal.signal(number, signal.SIG_IGN)
+    def _settle(self) -> None:
+        if os.getpid() != self._process:
+            return
+        for number in POLITE:
+            signal.signal(number, signal.SIG_IGN)
+        # Python ends by an abort where a thread is writing to the console just then.
+        said = self._acknowledging
+        if said is not None:
+            said.join(_LAST_WORDS_SECONDS)
+            if said.is_alive() and self._leaving is not None:  # a console that takes nothing in
+                os._exit(self._leaving)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         """In the main thread, when it gets to it."""
@@ -281,8 +289,10 @@ class Watch:
             return
         text = f"{_name(number)}: {run.doing}, within {run.grace:g} s; once more ends at once"
         # In a thread of its own: a console that takes nothing in must not hold this one.
+        said = threading.Thread(target=lambda: print(text, flush=True), daemon=True)
         with contextlib.suppress(RuntimeError):
-            threading.Thread(target=lambda: print(text, flush=True), daemon=True).start()
+            said.start()
+            self._acknowledging = said
 
     def _see_to_the_end(self, number: int, since: float) -> None:
         """The main thread has been asked: wake it when it is to give up, and end it at last."""

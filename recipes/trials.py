@@ -39,7 +39,8 @@ class Sweep:
             parsed = OverridesParser.create().parse_overrides(list(settings))
         except (HydraException, *HYDRAS_OWN):
             return cls()
-        swept = [each for each in parsed if each.is_sweep_override()]
+        last = {each.key_or_group: each for each in parsed}  # of a key given twice Hydra takes it
+        swept = [each for each in last.values() if each.is_sweep_override()]
         try:
             count = math.prod(len(list(each.sweep_string_iterator())) for each in swept)
         except HydraException:

@@ -441,6 +441,7 @@ NO_BUILD = Machine(visible=None, nvidia_driver=True, paddle_for_gpu=False)
         ("optimizer=adamw optimizer.fused=true", CPU, "no fused adamw", "optimizer.fused=false"),
         ("optimizer.fused=true dtype=float64", CPU, "no fused momentum for float64", "fused=false"),
         ("task=evaluate", CPU, "task=evaluate needs a checkpoint", "checkpoint=outputs/"),
+        ("runs.remove=failed", CPU, "is read by task=runs only", "task=runs"),
         ("checkpoint=x", CPU, "checkpoint=x is read by task=evaluate only", "resume=PATH"),
         ("task=evaluate checkpoint=x resume=auto", CPU, "resume=auto continues", "resume=null"),
         ("task=benchmark resume=x", CPU, "resume=x: task=benchmark starts afresh", "resume=null"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,6 @@ def test_a_continued_training_needs_nothing_but_the_run(run: Path) -> None:
     # The global batch stays; where it runs and how far it goes is said anew.
     assert differing == {"topology", "batch_size", "threads", "max_steps", "resume"}
     assert (made["max_steps"], made["threads"], made["batch_size"]) == (None, None, 16)
-
-
-def test_resume_auto_takes_over_once_there_is_a_checkpoint(run: Path) -> None:
-    assert composed("resume=auto", folder=run).model.name == "ResNet50"
-    (run / "checkpoints" / "last").unlink()
-    (run / "checkpoints" / "step-00000001").rmdir()
-    assert composed("resume=auto", folder=run).model.name == "ResNet18"
 
 
 def test_resume_auto_takes_over_what_was_to_be_continued(run: Path, tmp_path: Path) -> None:
@@ -189,3 +183,11 @@ def test_mutations_of_a_configuration_give_a_message_or_a_configuration(run: Pat
             config.from_hydra(earlier_run.with_its_settings(raw, [], path, CONF))
             taken += 1
     assert 0 < taken < 300
+
+
+def test_a_run_without_a_checkpoint_yet_begins_anew_with_its_settings(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    made = composed("resume=auto", "max_steps=1", folder=run)
+    trained = config.compose(CONF, list(TRAINED))[0]
+    assert (made.model, made.dataset) == (trained.model, trained.dataset)
+    assert (made.log.every, made.max_steps) == (7, 1)

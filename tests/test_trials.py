@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("seed=range(1,5) +model.arguments.x=a,b", ("seed", "model.arguments.x"), 8),
         ("model=glob(*) seed=1,2", ("model", "seed"), None),
         ("optimizer.base_lr=interval(0,1)", ("optimizer.base_lr",), None),
+        ("seed=1,2 epochs=1,2,3 seed=3", ("epochs",), 3),
         ("seed=[1", (), 1),
         (f"seed=1,{'1' * 5000}", (), 1),
     ],

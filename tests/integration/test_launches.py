@@ -155,7 +155,7 @@ def check_result(run: Finished, row: Row) -> None:
     assert 0 < result["wall_seconds"] < run.seconds
     scores = [{k: v for k, v in e.items() if k in SCORE_KEYS} for e in run.events("eval")]
     assert result["final"] == scores[-1]
-    assert result["best"] == max(scores, key=lambda each: float(each["top1"]))
+    assert result["best"] == max(scores, key=lambda each: (each["top1"], -each["loss"]))
 
 
 def check_console(run: Finished, row: Row) -> None:

@@ -260,12 +260,12 @@ def left_behind(folder: Path, step: int = 2) -> Job:
     """A run folder of two ranks, as a training leaves it."""
     run = folder / "run"
     (run / "logs").mkdir(parents=True)
-    train = {"event": "train", "lr": 0.1, "images_per_second": 2.0}
+    train: dict[str, Any] = {"event": "train", "lr": 0.1, "images_per_second": 2.0}
     events = [
         train | {"step": number, "loss": 1.0 / number, "samples": 4 * number}
         for number in range(1, step + 1)
     ]
-    scores = {"epoch": 0, "step": step, "samples": 4, "top1": 0.5, "loss": 3.0}
+    scores: dict[str, Any] = {"epoch": 0, "step": step, "samples": 4, "top1": 0.5, "loss": 3.0}
     events.append({"event": "eval"} | scores)
     (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
     (run / "config.yaml").write_text("seed: 3\ntopology: {nodes: 1, devices: 2}\n")

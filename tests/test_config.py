@@ -297,7 +297,7 @@ NUMBERS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(key=st.sampled_from(sorted(number_keys(Config()))), value=NUMBERS)
 def test_any_number_composes_or_is_refused_in_words(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: float

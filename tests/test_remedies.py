@@ -134,7 +134,7 @@ def one_of_each_key(words: Sequence[str]) -> list[str]:
     return list({word.partition("=")[0]: word for word in words}.values())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     words=st.lists(st.sampled_from(POOL), min_size=2, max_size=4).map(one_of_each_key),
     machine=st.sampled_from([CPU, GPU, test_config.CUDA_0, test_config.CUDA_2]),

@@ -15,6 +15,7 @@ _COUNTS = ("step", "epoch", "samples", "skipped_steps")
 _NUMBERS = ("lr", "loss", "top1", "top5", "images_per_second", "data_wait")
 _LATEST = 2.0**40  # seconds since 1970
 _OF_EVALUATION = ("step", "epoch", "samples", "top1", "loss")
+_OF_SAMPLES = ("indices", "crc32")  # of the micro-batches of a step, in the log of samples
 _SHOWN = ("step", "epoch", "top1", "loss")  # of an evaluation, in the table at the end
 _NEEDED = {"train": ("step", "samples", "images_per_second"), "eval": _OF_EVALUATION}
 _RESULT = ("status", "final", "best", "images_per_second", "wall_seconds", "topology", "world_size")
@@ -29,16 +30,25 @@ def check_event(event: Any) -> None:
     """
     if not isinstance(event, dict):
         raise ValueError("no keys")
-    for key, value in event.items():
-        if isinstance(value, dict | list):
-            raise ValueError(f"{key} is no number or text")
     kind = event.get("event", "")
+    for key, value in event.items():
+        if kind == "samples" and key in _OF_SAMPLES:
+            _check_micro_batches(key, value)
+        elif isinstance(value, dict | list):
+            raise ValueError(f"{key} is no number or text")
     if not isinstance(kind, str):
         raise ValueError("event is no name")
     _check_values(event, _NEEDED.get(kind, ()))
     time = event.get("time", 0)
     if not (_is_number(time) and 0 <= time < _LATEST):
         raise ValueError("time is no time")
+
+
+def _check_micro_batches(key: str, value: Any) -> None:
+    if not (isinstance(value, list) and all(isinstance(part, list) for part in value)):
+        raise ValueError(f"{key} is no list of micro-batches")
+    if not all(_is_count(number) for part in value for number in part):
+        raise ValueError(f"{key} holds what is no count")
 
 
 def check_result(content: Any) -> None:

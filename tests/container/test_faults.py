@@ -23,7 +23,7 @@ START = 40.0  # deadlines.start of these runs
 SILENCE = 8.0  # deadlines.silence
 GLOO = 30.0  # gloo's own timeout, after which the ranks that wait end
 SLACK = 20.0  # for starting Python on a busy machine, settling and ending
-STEP = r"step +3/"
+STEP = r"step +3[ /]"
 
 
 def check(ended: dict[str, Ended], deadline: float, *words: str, node: str = "") -> None:

@@ -45,7 +45,7 @@ def test_two_nodes_train_together(cluster: Cluster, topology: str, tmp_path: Pat
 def test_docker_stop_on_one_node_saves_and_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
     for number in (0, 1):
         cluster.node(number, *RUN, "epochs=50")
-    cluster.wait_for("node0", r"step +3/")
+    cluster.wait_for("node0", r"step +3[ /]")
     stopped = docker("stop", "--time", "10", cluster.names["node1"])
     assert stopped.returncode == 0, stopped.stderr
     ended = cluster.ends("node0", "node1", seconds=60)

@@ -85,7 +85,7 @@ def check_remedies(words: Sequence[str], machine: Machine, depth: int = 4) -> No
             if again is None:
                 continue
             shown = f"{words}: {message}\n{way}: {again}"
-            # Of several mistakes this remedy mends one: the others may stay, and another one come up.
+            # Of several mistakes this mends one: the others may stay, and another one come up.
             assert told(message or "") - told(again), shown
             assert not any(again.startswith(f"{each.lstrip('+')} ") for each in way), shown
             assert depth > 0, f"no end of remedies: {shown}"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from recipes.config import UserError
+from recipes.forms import Malformed, a_list, a_text, an_integer, of_form
 from recipes.printable import printable_lines
-from recipes.rendezvous.checks import Malformed, a_list, a_text, an_integer, of_form
 
 Given = TypeVar("Given")
 

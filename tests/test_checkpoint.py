@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small_disk import tmpfs
 from snapshots import same
 
 from recipes import checkpoint, manifest
@@ -488,27 +490,8 @@ def test_resume_names_what_is_wrong_and_what_is_near(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = []
-
-    def mount(options: str) -> Path:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    try:
-        yield mount
-    finally:
-        for path in mounted:
-            subprocess.run(["umount", str(path)], check=True)
+    with contextlib.ExitStack() as mounted:
+        yield lambda options: mounted.enter_context(tmpfs(tmp_path / "disk", options))
 
 
 def test_a_full_disk_leaves_the_older_checkpoints(small_disk: Callable[[str], Path]) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mutations import ODD
 
 from recipes.config import UserError
+from recipes.forms import Malformed
 from recipes.introductions import Arrival, Offer, facts_received, of_all, view_received
-from recipes.rendezvous.checks import Malformed
 
 FACTS = {"node": 0, "host": "a", "address": "10.0.0.1", "port": 5, "form": 2, "more": ["\x1b"]}
 ANY = st.recursive(

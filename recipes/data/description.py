@@ -17,9 +17,9 @@ from typing import Any
 from recipes.bounds import MOST_CLASSES
 from recipes.config import UserError
 from recipes.data.build import SPLITS
+from recipes.forms import Malformed, a_list, a_text, an_integer, of_form
 from recipes.printable import printable
 from recipes.reading import bytes_of
-from recipes.rendezvous.checks import Malformed, a_list, a_text, an_integer, of_form
 
 VERSION = 1
 KIND = "fleet-recipes prepared dataset"

@@ -56,10 +56,10 @@ from recipes.data.photographs import remarks_on
 from recipes.data.reading_threads import ReadingThreads
 from recipes.data.shards import ALIGNMENT, ORDER, ROW, UNFINISHED, is_prepared, rows_in, verify
 from recipes.disk import sync_folder
+from recipes.forms import Malformed, a_list, an_integer, of_form
 from recipes.printable import printable
 from recipes.progress import StepDisplay
 from recipes.reading import bytes_of, json_of
-from recipes.rendezvous.checks import Malformed, a_list, an_integer, of_form
 
 _MOST_ROWS_BYTES = 1 << 32  # of a shard
 _LOCK = "lock"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipes.config import UserError
+from recipes.forms import Malformed
 from recipes.rendezvous import timing
 from recipes.rendezvous.authentication import Forged, OtherSecret, Unproven
-from recipes.rendezvous.checks import Malformed
 from recipes.rendezvous.connections import Connection
 from recipes.rendezvous.failures import Failure, node_failure
 from recipes.rendezvous.lines import TooLong

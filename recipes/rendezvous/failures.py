@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipes.forms import Malformed, a_text, a_truth, an_integer, of_form, or_none
 from recipes.printable import printable, printable_lines
-from recipes.rendezvous.checks import Malformed, a_text, a_truth, an_integer, of_form, or_none
 
 # node, rank, type, message, remedy, traceback; `consequence`: it failed because another did;
 # `fatal`: another attempt would fail as well.

@@ -14,9 +14,9 @@ import uuid
 from typing import Any
 
 from recipes.config import UserError
+from recipes.forms import Malformed
 from recipes.rendezvous import timing
 from recipes.rendezvous.authentication import LINE_BYTES, Answer, Channel, Forged, Unproven
-from recipes.rendezvous.checks import Malformed
 from recipes.rendezvous.failures import Failure, JobFailed, node_failure, to_send
 from recipes.rendezvous.lines import Lines, TooLong
 from recipes.rendezvous.messages import MESSAGE_BYTES, TO_MEMBER, decode, encode

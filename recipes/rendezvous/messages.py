@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.printable import printable
-from recipes.rendezvous import failures
-from recipes.rendezvous.checks import (
+from recipes.forms import (
     Check,
     Malformed,
     a_duration,
@@ -19,6 +17,8 @@ from recipes.rendezvous.checks import (
     anything,
     of_form,
 )
+from recipes.printable import printable
+from recipes.rendezvous import failures
 
 MEET = "meet"  # the exchange that every attempt begins with
 

@@ -19,6 +19,7 @@ import pytest
 from launched import make_photographs
 from launches import SMALL
 from running import Finished, Running, ended, launch, started
+from small_disk import tmpfs
 from test_launches import check_checkpoint
 from test_resume import contents
 
@@ -390,18 +391,8 @@ def refuse(constant: str) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for one checkpoint of the small backbone and not for two."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", str(folder)]
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs takes root")
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting a small tmpfs is not allowed here: {done.stderr.strip()}")
-    try:
+    with tmpfs(tmp_path / "disk", "size=3500k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint(small_disk: Path) -> None:

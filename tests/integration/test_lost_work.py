@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launches import SMALL
 from running import started
+from small_disk import tmpfs
 from test_endings import ENDLESS, ERROR_KEYS, PATIENCE, RESULT_KEYS
 
 pytestmark = pytest.mark.launch
@@ -20,18 +20,8 @@ pytestmark = pytest.mark.launch
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system that has room for everything but a checkpoint, once `fill` has been called."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs takes root")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting a small tmpfs is not allowed here: {done.stderr.strip()}")
-    try:
+    with tmpfs(tmp_path / "disk", "size=8m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path, left: int) -> None:

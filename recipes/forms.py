@@ -1,4 +1,4 @@
-"""Checks of the types and sizes of what other nodes say."""
+"""Checks of the types and sizes of what others say: other nodes, and files that anybody wrote."""
 
 from __future__ import annotations
 
